@@ -1,0 +1,90 @@
+"""Config classes: files, overrides, errors that name field, value and rule."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_offline import UserError
+from dflash_offline.extract.config import ExtractConfig, PrepareConfig
+from dflash_offline.settings import as_toml, digest, require, resolve, section, setting
+from dflash_offline.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    width: int = setting(4, "width, tokens")
+    taps: tuple[int, ...] | None = setting(None, "taps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    name: str = setting("a", "name", flag="--name")
+    rate: float | None = setting(None, "rate")
+    is_on: bool = setting(True, "switch")
+    free: dict[str, Any] = field(default_factory=dict, metadata={"text": "free", "flag": None})
+    inner: Inner = section(Inner, "inner")
+
+    def __post_init__(self) -> None:
+        require(self.rate is None or self.rate > 0, "rate", self.rate, "more than 0")
+
+
+def test_options_beat_the_file_and_overrides_beat_both(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[train]\nname = "file"\nrate = 1\n[train.inner]\nwidth = 5\n')
+    got = resolve(
+        Outer, name="train", file=file, options={"name": "option", "inner.width": None}, overrides=["rate=2.5"]
+    )
+    assert got == Outer(name="option", rate=2.5, inner=Inner(width=5))
+
+
+@pytest.mark.parametrize("text, want", [("1,2,3", (1, 2, 3)), ("[3, 1]", (3, 1)), ("7", (7,)), ("none", None)])
+def test_tuples_come_as_lists_or_commas(text: str, want: tuple[int, ...] | None) -> None:
+    assert resolve(Outer, name="x", overrides=[f"inner.taps={text}"]).inner.taps == want
+
+
+def test_free_dicts_take_parts() -> None:
+    assert resolve(Outer, name="x", overrides=["free.thinking=false", "free.effort=high"]).free == {
+        "thinking": False,
+        "effort": "high",
+    }
+
+
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("inner.wide=3", "inner.wide"),
+        ("nmae=3", "nmae"),
+        ("inner=3", "section"),
+        ("inner.width=1.5", "inner.width"),
+        ("is_on=1", "is_on"),
+        ("rate=0", "more than 0"),
+        ("rate=true", "rate"),
+        ("inner.taps=1,x", "inner.taps"),
+        ("name", "'='"),
+    ],
+)
+def test_bad_values_are_named(override: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(Outer, name="x", overrides=[override])
+    assert told in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        resolve(Outer, name="x", file=tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(UserError, match="not TOML"):
+        resolve(Outer, name="x", file=tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    "config", [TrainConfig(), ExtractConfig(taps=(3, 1)), PrepareConfig(template={"thinking": True})]
+)
+def test_what_is_saved_reads_back_equal(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "saved.toml").write_text(as_toml(config, "run"))
+    again = resolve(type(config), name="run", file=tmp_path / "saved.toml")
+    assert again == config
+    assert digest(again) == digest(config)

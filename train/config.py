@@ -1,0 +1,175 @@
+"""The settings of `train`, `evaluate` and `export`. Light: imports nothing heavy."""
+
+from dataclasses import dataclass
+
+from ..settings import require, section, setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterConfig:
+    """Shape of the drafter; what is None follows the target."""
+
+    num_layers: int = setting(5, "drafter layers, count", flag="--layers")
+    block_size: int = setting(16, "tokens of a block, the anchor counted", flag="--block-size")
+    mask_token_id: int | None = setting(
+        None,
+        "id of the masked slots; default: the tokenizer's mask token, else the first unused embedding row",
+        flag="--mask-token",
+    )
+    taps: tuple[int, ...] | None = setting(None, "subset of the store's taps to train on; default: all")
+    intermediate_size: int | None = setting(None, "MLP width; default: the target's")
+    num_heads: int | None = setting(None, "query heads; default: the target's")
+    num_kv_heads: int | None = setting(None, "key/value heads; default: the target's")
+    head_dim: int | None = setting(None, "head width; default: the target's")
+
+    def __post_init__(self) -> None:
+        require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "at least 1 layer")
+        require(2 <= self.block_size <= 128, "drafter.block_size", self.block_size, "2 to 128 tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsConfig:
+    """The one shape of every forward."""
+
+    row_tokens: int | None = setting(
+        None, "tokens of a row (T), a multiple of 128; default: 16384 on CUDA, the longest sample or 512 on CPU"
+    )
+    anchors: int | None = setting(None, "anchors of a row (A); default: one for every eight tokens of the row")
+    rows_per_step: int = setting(1, "rows of one optimizer update, over all ranks", flag="--rows-per-step")
+    shuffle_segments: int = setting(32, "segments whose samples are mixed while packing, count")
+
+    def __post_init__(self) -> None:
+        t = self.row_tokens
+        require(t is None or (t >= 128 and t % 128 == 0), "rows.row_tokens", t, "a multiple of 128")
+        require(self.anchors is None or self.anchors >= 1, "rows.anchors", self.anchors, "at least 1 anchor")
+        require(self.rows_per_step >= 1, "rows.rows_per_step", self.rows_per_step, "at least 1 row")
+        require(self.shuffle_segments >= 1, "rows.shuffle_segments", self.shuffle_segments, "at least 1 segment")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """Cross-entropy on the block's tokens, weighted by slot."""
+
+    weights: str = setting("decay", "weights of the slots: decay, uniform, dpace")
+    gamma: float | None = setting(
+        None, "decay length in slots; default: 7, 5, 4 for blocks of 16, 10, 8, else half a block"
+    )
+    dpace_alpha: float = setting(0.5, "floor of the D-PACE factors, 0 to 1")
+    chunk_blocks: int = setting(64, "blocks whose logits exist at once, count")
+
+    def __post_init__(self) -> None:
+        require(self.weights in ("decay", "uniform", "dpace"), "loss.weights", self.weights, "decay, uniform or dpace")
+        require(self.gamma is None or self.gamma > 0, "loss.gamma", self.gamma, "more than 0 slots")
+        require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
+        require(self.chunk_blocks >= 1, "loss.chunk_blocks", self.chunk_blocks, "at least 1 block")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """Optimizer on fp32 masters, and its schedule."""
+
+    name: str = setting("muon", "muon (matrices; AdamW for the rest) or adamw", flag="--optimizer")
+    lr: float | None = setting(None, "peak learning rate; default: 0.02 for muon, 6e-4 for adamw", flag="--lr")
+    adamw_lr: float = setting(2e-3, "peak learning rate of the AdamW part beside muon")
+    momentum: float = setting(0.95, "momentum of muon")
+    beta1: float = setting(0.9, "first beta of AdamW")
+    beta2: float = setting(0.95, "second beta of AdamW")
+    weight_decay: float = setting(0.0, "decoupled weight decay of the matrices")
+    clip: float = setting(1.0, "largest gradient norm; 0 turns clipping off")
+    schedule: str = setting("wsd", "learning-rate schedule: wsd, cosine, constant", flag="--schedule")
+    warmup_share: float = setting(0.04, "share of the steps that warm up linearly")
+    decay_share: float = setting(0.6, "share of the steps in which wsd falls linearly")
+    final_share: float = setting(0.02, "last learning rate as a share of the peak")
+
+    def __post_init__(self) -> None:
+        require(self.name in ("muon", "adamw"), "optim.name", self.name, "muon or adamw")
+        require(self.lr is None or self.lr > 0, "optim.lr", self.lr, "more than 0")
+        require(
+            self.schedule in ("wsd", "cosine", "constant"), "optim.schedule", self.schedule, "wsd, cosine or constant"
+        )
+        require(self.clip >= 0, "optim.clip", self.clip, "0 or more")
+        for name in ("warmup_share", "decay_share", "final_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"optim.{name}", value, "a share from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """From a store to a drafter."""
+
+    store: str = setting("./store", "folder of the store", flag="--store")
+    out: str = setting("./runs/drafter", "folder of the run (RUN)", flag="--out")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N", flag="--device")
+    epochs: float = setting(6.0, "passes over the store", flag="--epochs")
+    steps: int | None = setting(None, "optimizer updates; overrides --epochs", flag="--steps")
+    seed: int = setting(0, "seed of the weights, the row order and the anchors", flag="--seed")
+    partial: bool = setting(False, "train on what a running extraction has committed so far", flag="--partial")
+    dtype: str = setting(
+        "auto", "number format of the forward: auto (bfloat16 on CUDA, float32 on CPU), float32, bfloat16"
+    )
+    eval_every: int | None = setting(None, "steps between exams on the held-out split; default: a tenth of the run")
+    eval_samples: int = setting(256, "most held-out samples in an exam, count")
+    checkpoint_every: int | None = setting(None, "steps between checkpoints; default: a tenth of the run")
+    keep: int = setting(2, "newest checkpoints kept beside the best, count")
+    cpu_threads: int | None = setting(None, "torch threads of the trainer on a CPU; default: all cores")
+    loader_slots: int = setting(3, "rows the loader may be ahead, count")
+    stall_s: float = setting(300.0, "longest wait for the loader or a step, seconds")
+    drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")
+    rows: RowsConfig = section(RowsConfig, "the shape of every row")
+    loss: LossConfig = section(LossConfig, "loss")
+    optim: OptimConfig = section(OptimConfig, "optimizer and schedule")
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", self.epochs, "more than 0")
+        require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
+        require(self.eval_every is None or self.eval_every >= 1, "eval_every", self.eval_every, "at least 1 step")
+        require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
+        require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
+        require(self.loader_slots >= 2, "loader_slots", self.loader_slots, "at least 2 slots")
+        require(self.stall_s > 0, "stall_s", self.stall_s, "more than 0 seconds")
+        require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """The drafter's exam, with the target or from the store alone."""
+
+    target: str | None = setting(
+        None, "target to decode with; default: the one the run's store was made with", flag="--target"
+    )
+    prompts: str | None = setting(
+        None,
+        "JSONL of prompts ('messages' or 'prompt', perhaps 'answer' and 'task'); default: the store's held-out prompts",
+        flag="--prompts",
+    )
+    offline: bool = setting(False, "walk the store's held-out completions; no target is loaded", flag="--offline")
+    store: str | None = setting(
+        None, "store of --offline and of the default prompts; default: the run's", flag="--store"
+    )
+    checkpoint: str = setting("latest", "latest, best, or a step number", flag="--checkpoint")
+    max_new_tokens: int = setting(512, "longest answer, tokens", flag="--max-new-tokens")
+    limit: int | None = setting(None, "most prompts, count", flag="--limit")
+    tap_dtype: str = setting(
+        "store",
+        "how taps reach the drafter: 'store' (rounded to bfloat16 as recorded) or 'float32'",
+        flag="--tap-dtype",
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N", flag="--device")
+    out: str | None = setting(None, "JSON file of the result; default: RUN/evaluation.json", flag="--out")
+
+    def __post_init__(self) -> None:
+        require(self.tap_dtype in ("store", "float32"), "tap_dtype", self.tap_dtype, "'store' or 'float32'")
+        require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
+        require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 prompt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """A served folder from a checkpoint."""
+
+    out: str = setting("./export", "folder to write", flag="--out")
+    format: str = setting("zlab", "zlab (also read by SGLang and vLLM)", flag="--format")
+    checkpoint: str = setting("best", "latest, best, or a step number", flag="--checkpoint")
+
+    def __post_init__(self) -> None:
+        require(self.format == "zlab", "format", self.format, "zlab (speculators comes later)")
