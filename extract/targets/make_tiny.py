@@ -1,0 +1,184 @@
+"""Makes the tiny dense target: a byte-level tokenizer and a Qwen3 model of about 1 M parameters.
+
+Run `python -m dflash_offline.extract.targets.make_tiny --out DIR`. It trains on the corpus
+of `tasks.py` (answers only), scores held-out prompts, and writes an ordinary transformers
+folder with bf16 weights. The committed folder `tiny-qwen3` is what this script wrote; its
+README holds the figures. The seed fixes data, weights and order; the last digits of the
+weights still depend on the machine's float order.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from .tasks import Task, distinct_tasks, tasks
+
+SPECIALS = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>"]
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] not in ['user', 'assistant'] -%}
+{{- raise_exception('the tiny target knows the roles user and assistant only') -}}
+{%- endif -%}
+{{- '<|' + message['role'] + '|>' + (message['content'] or '') + '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+VOCABULARY = 512
+MAX_LENGTH = 1024
+SAMPLES_PER_STEP = 24
+POOL = 32 * SAMPLES_PER_STEP
+
+
+def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 512 ids, digits one by one, learnt from 4,000 training tasks."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    source = tasks(seed, held_out=False)
+    core.train_from_iterator((f"{t.prompt}\n{t.answer}" for t, _ in zip(source, range(4000))), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        mask_token="<|mask|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """The untrained network; six layers, so that five taps fit below the last one."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=320,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, task: Task) -> tuple[list[int], int]:
+    """Token ids of prompt and answer, and the length of the prompt part."""
+    prompt = [{"role": "user", "content": task.prompt}]
+    chat = [*prompt, {"role": "assistant", "content": task.answer}]
+    start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    return tokenizer.apply_chat_template(chat, return_dict=False), len(start)
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (ids, labels) of similar lengths, right-padded; labels are -100 outside answers."""
+    source, order = tasks(seed, held_out=False), random.Random(seed)
+    while True:
+        pool = sorted((encode(tokenizer, next(source)) for _ in range(POOL)), key=lambda s: len(s[0]))
+        groups = [pool[i : i + SAMPLES_PER_STEP] for i in range(0, POOL, SAMPLES_PER_STEP)]
+        order.shuffle(groups)
+        for group in groups:
+            width = max(len(ids) for ids, _ in group)
+            ids = torch.full((len(group), width), tokenizer.pad_token_id)  # [samples, width]
+            labels = torch.full_like(ids, -100)  # [samples, width]
+            for row, (tokens, start) in enumerate(group):
+                ids[row, : len(tokens)] = torch.tensor(tokens)
+                labels[row, start : len(tokens)] = torch.tensor(tokens[start:])
+            yield ids, labels
+
+
+def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
+    """Trains in place: warm-up 20 steps, flat to 40 %, linear to zero."""
+    opts, source, started = optimizers(model), batches(tokenizer, seed), time.process_time()
+    base = [opt.param_groups[0]["lr"] for opt in opts]
+    for step in range(steps):
+        scale = min(1.0, (step + 1) / 20, (steps - step) / (0.6 * steps))
+        for opt, lr in zip(opts, base):
+            opt.param_groups[0]["lr"] = lr * scale
+        ids, labels = next(source)
+        logits = model(ids).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+        loss.backward()
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        if step % 100 == 0 or step == steps - 1:
+            cpu = time.process_time() - started
+            print(f"step {step} of {steps}  loss {loss.item():.4f}  {cpu:.0f} CPU-s", flush=True)
+
+
+@torch.no_grad()
+def exact_answers(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, exam: list[Task]
+) -> dict[str, list[bool]]:
+    """Greedy answers compared with the right ones, by kind of task."""
+    result: dict[str, list[bool]] = {}
+    for task in exam:
+        ids, start = encode(tokenizer, task)
+        prompt = torch.tensor([ids[:start]])
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=160, do_sample=False)
+        answer = tokenizer.decode(out[0, start:], skip_special_tokens=True)
+        result.setdefault(task.kind, []).append(answer == task.answer)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exam", type=int, default=256, help="held-out prompts to score")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = make_tokenizer(args.seed)
+    model = make_model(tokenizer, args.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    train(model, tokenizer, args.steps, args.seed)
+    rounded = model.to(torch.bfloat16)
+    rounded.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    scores = exact_answers(rounded.float().eval(), tokenizer, distinct_tasks(args.exam, args.seed, held_out=True))
+    report = {kind: f"{sum(hits)}/{len(hits)}" for kind, hits in sorted(scores.items())}
+    total = [hit for hits in scores.values() for hit in hits]
+    print(json.dumps(report), f"exact: {sum(total)}/{len(total)}")
+
+
+if __name__ == "__main__":
+    main()
