@@ -1,0 +1,300 @@
+"""The front door: one thin click command per thing a user can do.
+
+Options are made from the rooms' config dataclasses (`settings.setting(..., flag=...)`), so
+that a field's name, text and default have one owner. Only click is imported at the top;
+a command imports its room when it runs, which keeps `--help` fast.
+"""
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from . import UserError, __version__
+
+Builder = Callable[[], click.Command]
+DEFAULT_FILE = "dflash.toml"
+
+
+def prepare() -> click.Command:
+    from .extract.config import PrepareConfig
+
+    def run(chats: tuple[str, ...], **given: Any) -> None:
+        from .extract.prepare import prepare
+
+        report = prepare(resolved(PrepareConfig, "prepare", given), chats)
+        click.echo(report.text())
+
+    chats = click.Argument(["chats"], nargs=-1, required=True)
+    return made("prepare", run, PrepareConfig, [chats])
+
+
+def plan() -> click.Command:
+    from .extract.config import ExtractConfig
+
+    def run(**given: Any) -> None:
+        from .extract.launch import plan_command
+
+        click.echo(plan_command(resolved(ExtractConfig, "extract", given)).text())
+
+    return made("plan", run, ExtractConfig)
+
+
+def extract() -> click.Command:
+    from .extract.config import ExtractConfig
+
+    def run(**given: Any) -> None:
+        from .extract.launch import extract
+
+        click.echo(extract(resolved(ExtractConfig, "extract", given)).text())
+
+    return made("extract", run, ExtractConfig)
+
+
+def verify() -> click.Command:
+    def run(store: str) -> None:
+        from .store.integrity import verify
+
+        with bar("verify", "segment") as progress:
+            report = verify(Path(store), progress)
+        click.echo(report.text())
+        if report.faults:
+            raise SystemExit(1)
+
+    return made("verify", run, None, [click.Argument(["store"])])
+
+
+def inspect() -> click.Command:
+    def run(folder: str) -> None:
+        path = Path(folder)
+        if (path / "run.json").is_file():
+            from .train.summary import describe_run
+
+            click.echo(describe_run(path))
+        else:
+            from .store.summary import describe_store
+
+            click.echo(describe_store(path))
+
+    return made("inspect", run, None, [click.Argument(["folder"])])
+
+
+def train() -> click.Command:
+    from .train.config import TrainConfig
+
+    def run(**given: Any) -> None:
+        from .train.worker import train
+
+        click.echo(train(resolved(TrainConfig, "train", given)).text())
+
+    return made("train", run, TrainConfig)
+
+
+def evaluate() -> click.Command:
+    from .train.config import EvaluateConfig
+
+    def run(folder: str, **given: Any) -> None:
+        from .train.evaluate import evaluate
+
+        def open_target(name: str, device: str) -> Any:
+            from .extract.targets.hf import load_target
+
+            return load_target(name, device=device)
+
+        click.echo(evaluate(Path(folder), resolved(EvaluateConfig, "evaluate", given), open_target).text())
+
+    return made("evaluate", run, EvaluateConfig, [click.Argument(["folder"], metavar="RUN")])
+
+
+def export() -> click.Command:
+    from .train.config import ExportConfig
+
+    def run(folder: str, **given: Any) -> None:
+        from .train.export import export
+
+        click.echo(export(Path(folder), resolved(ExportConfig, "export", given)).text())
+
+    return made("export", run, ExportConfig, [click.Argument(["folder"], metavar="RUN")])
+
+
+def doctor() -> click.Command:
+    def run() -> None:
+        from .doctor import examine
+
+        report = examine()
+        click.echo(report.text())
+        if not report.is_healthy:
+            raise SystemExit(1)
+
+    return made("doctor", run, None)
+
+
+def demo() -> click.Command:
+    from .demo import DemoConfig
+
+    def run(**given: Any) -> None:
+        from .demo import demo
+
+        demo(resolved(DemoConfig, "demo", given))
+
+    return made("demo", run, DemoConfig)
+
+
+COMMANDS: dict[str, tuple[Builder, str]] = {
+    "prepare": (prepare, "Turn chats or token ids into samples, with a report of every line left out."),
+    "plan": (plan, "Say what extract would write: bytes, segments, workers, disk. Writes nothing."),
+    "extract": (extract, "Run the target over the samples and record its hidden states in a store."),
+    "verify": (verify, "Check every checksum and every fact of a store."),
+    "inspect": (inspect, "Show what a store or a run holds."),
+    "train": (train, "Train a drafter on a store."),
+    "evaluate": (evaluate, "Decode with drafter and target: acceptance length, losslessness, speed."),
+    "export": (export, "Write the drafter in a format that serving engines load."),
+    "doctor": (doctor, "Check this machine: packages, devices, limits, who owns the dflash command."),
+    "demo": (demo, "The whole pipeline on a small target that comes with the package, on a CPU."),
+}
+
+
+class FrontDoor(click.Group):
+    """Builds a command when it is asked for; listing them imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return COMMANDS[cmd_name][0]() if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=FrontDoor, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="dflash-offline")
+def dflash() -> None:
+    """Train DFlash drafters offline, from the recorded hidden states of a frozen target.
+
+    The usual order: prepare, extract, train, evaluate, export. `dflash demo` shows it all
+    on a small target in a few minutes.
+    """
+
+
+def made(
+    name: str, run: Callable[..., None], config_class: type | None, arguments: list[click.Argument] | None = None
+) -> click.Command:
+    """A click command whose options are the flagged fields of a config class."""
+    params: list[click.Parameter] = [*(arguments or [])]
+    if config_class is not None:
+        params += options_of(config_class)
+        params.append(
+            click.Option(
+                ["--config"],
+                metavar="FILE",
+                help=f"TOML file with a table [{table_name(name)}]; default: {DEFAULT_FILE} where it exists",
+            )
+        )
+        params.append(
+            click.Option(
+                ["--set"],
+                multiple=True,
+                metavar="FIELD=VALUE",
+                help="any field of the config, like --set optim.clip=0.5; may be repeated",
+            )
+        )
+    return click.Command(name, callback=run, params=params, help=COMMANDS[name][1])
+
+
+def table_name(command: str) -> str:
+    return "extract" if command == "plan" else command
+
+
+def options_of(config_class: type, prefix: str = "") -> list[click.Option]:
+    """One option for every field that names a flag, sections included."""
+    found: list[click.Option] = []
+    hints = get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found += options_of(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        elif field.metadata.get("flag"):
+            found.append(option(field, hint, prefix + field.name))
+    return found
+
+
+def option(field: "dataclasses.Field[Any]", hint: Any, path: str) -> click.Option:
+    kinds = [
+        k for k in (get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)) if k is not type(None)
+    ]
+    text = field.metadata["text"]
+    if field.default not in (None, dataclasses.MISSING) and "default" not in text:
+        text += f"  [default: {'on' if field.default is True else 'off' if field.default is False else field.default}]"
+    names = [field.metadata["flag"], path.replace(".", "__")]
+    if kinds == [bool]:
+        return click.Option(names, is_flag=True, default=None, help=text)
+    shown = {int: (click.INT, "N"), float: (click.FLOAT, "X")}.get(kinds[0], (click.STRING, "TEXT"))
+    return click.Option(names, type=shown[0], metavar=shown[1], default=None, help=text)
+
+
+def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
+    """Defaults, then the config file, then the options, then --set."""
+    from . import settings
+
+    file, overrides = given.pop("config"), given.pop("set")
+    if file is None and Path(DEFAULT_FILE).is_file():
+        click.echo(f"settings from {DEFAULT_FILE}", err=True)
+        file = DEFAULT_FILE
+    options = {key.replace("__", "."): value for key, value in given.items()}
+    return settings.resolve(
+        config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options
+    )
+
+
+def bar(text: str, unit: str) -> Any:
+    """A tqdm bar on stderr; called as progress(done, total)."""
+    from contextlib import contextmanager
+
+    from tqdm import tqdm
+
+    @contextmanager
+    def shown() -> Any:
+        with tqdm(desc=text, unit=unit, file=sys.stderr) as shown_bar:
+
+            def progress(done: int, total: int) -> None:
+                shown_bar.total = total
+                shown_bar.update(done - shown_bar.n)
+
+            yield progress
+
+    return shown()
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs a command; exit codes: 0, 1 user error, 2 usage, 3 stalled, 130 interrupted."""
+    from .watch import ChildDied, Stalled
+
+    try:
+        dflash.main(args=args, prog_name="dflash", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except ChildDied as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except Stalled as error:
+        click.echo(f"stalled: {error}", err=True)
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

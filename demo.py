@@ -1,0 +1,131 @@
+"""The demo: the real commands in a row, on prompts that the tiny target can answer.
+
+It writes the prompts, then runs `dflash` commands as a user would, printing each line
+before it runs; everything it reports comes from files that those commands wrote. Nothing
+here touches a model or a store.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import UserError
+from .settings import require, setting
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "tiny": {"layers": "2", "block": "8", "steps": "1200", "tokens": "192"},
+    "smollm2": {"layers": "2", "block": "8", "steps": "600", "tokens": "64"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoConfig:
+    """The whole pipeline, small."""
+
+    out: str = setting("./demo", "folder for everything the demo makes", flag="--out")
+    target: str = setting(
+        "tiny", "tiny (packaged, 1.1 M parameters) or smollm2 (a real chat model, extra 'gguf')", flag="--target"
+    )
+    prompts: int = setting(2048, "prompts to train on, count", flag="--prompts")
+    exam: int = setting(64, "held-out prompts to decode at the end, count", flag="--exam")
+    shards: int = setting(2, "extraction workers, count", flag="--shards")
+    steps: int | None = setting(
+        None, "training steps; default: what the target needs, about two minutes", flag="--steps"
+    )
+    seed: int = setting(0, "seed of the prompts and of the training", flag="--seed")
+
+    def __post_init__(self) -> None:
+        require(self.target in SETTINGS, "target", self.target, f"one of {', '.join(SETTINGS)}")
+        require(self.prompts >= 1, "prompts", self.prompts, "at least 1 prompt")
+        require(self.exam >= 1, "exam", self.exam, "at least 1 prompt")
+        require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1 step")
+
+
+def demo(config: DemoConfig) -> None:
+    """Runs every command and prints the summary; its last two lines are the result.
+
+    Raises UserError when a command fails (its own message stands above).
+    """
+    started = time.perf_counter()
+    out = Path(config.out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(
+            f"the folder {config.out!r} is not empty",
+            "a new or empty folder for the demo",
+            "remove it or name another with --out",
+        )
+    write_prompts(out, config)
+    for line in command_lines(out, config):
+        run(line)
+    summary(out, config, time.perf_counter() - started)
+
+
+def write_prompts(out: Path, config: DemoConfig) -> None:
+    """Two files of chats: prompts for the target to answer, and the exam with right answers."""
+    from .extract.targets.tasks import distinct_tasks
+
+    train = distinct_tasks(config.prompts, config.seed, held_out=False)
+    exam = distinct_tasks(config.exam, config.seed, held_out=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+    def line(task: Any, split: str) -> dict[str, Any]:
+        chat = [{"role": "user", "content": task.prompt}]
+        return {"messages": chat, "task": task.kind, "split": split}
+
+    prompts = [line(task, "train") for task in train] + [line(task, "heldout") for task in exam]
+    answers = [{**line(task, "heldout"), "answer": task.answer} for task in exam]
+    for name, lines in (("prompts.jsonl", prompts), ("exam.jsonl", answers)):
+        (out / name).write_text("".join(json.dumps(entry) + "\n" for entry in lines), encoding="utf-8")
+    print(f"{len(train)} prompts to train on, {len(exam)} others held out, in {out}", flush=True)
+
+
+def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
+    """Every command of the demo, as typed after `dflash`."""
+    chosen = SETTINGS[config.target]
+    data, store, drafter = str(out / "data"), str(out / "store"), str(out / "run")
+    steps = str(config.steps or chosen["steps"])
+    return [
+        ["prepare", str(out / "prompts.jsonl"), "--target", config.target, "--responses", "target"]
+        + ["--max-new-tokens", chosen["tokens"], "--out", data],
+        ["plan", "--data", data, "--store", store, "--shards", str(config.shards)],
+        ["extract", "--data", data, "--store", store, "--shards", str(config.shards)],
+        ["verify", store],
+        ["inspect", store],
+        ["train", "--store", store, "--out", drafter, "--layers", chosen["layers"], "--block-size", chosen["block"]]
+        + ["--steps", steps, "--rows-per-step", "2", "--seed", str(config.seed)],
+        ["evaluate", drafter, "--offline"],
+        ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", chosen["tokens"]],
+        ["export", drafter, "--out", str(out / "export")],
+    ]
+
+
+def run(line: list[str]) -> None:
+    print(f"\n$ dflash {shlex.join(line)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", f"{__package__}.cli", *line], check=False)
+    if done.returncode:
+        raise UserError(
+            f"`dflash {line[0]}` ended with exit code {done.returncode}",
+            "every command of the demo to succeed",
+            "read its message above; `dflash doctor` checks this machine",
+        )
+
+
+def summary(out: Path, config: DemoConfig, seconds: float) -> None:
+    """What was measured, what to do next, and the two result lines."""
+    result = json.loads((out / "run" / "evaluation.json").read_text(encoding="utf-8"))
+    print(f"\nThe demo took {seconds:.0f} s. Everything it made is in {out}; the plots are:")
+    for picture in sorted((out / "run").glob("*.png")):
+        print(f"  {picture}")
+    print("On your own model and chats the same commands are:")
+    print("  dflash prepare CHATS.jsonl --target YOUR_MODEL --out data")
+    print("  dflash extract --data data --store store --shards 6")
+    print("  dflash train --store store --out runs/first")
+    print("  dflash evaluate runs/first --target YOUR_MODEL")
+    print("  dflash export runs/first --out served")
+    print(f"lossless: {result['num_equal']}/{result['num_prompts']}")
+    print(f"acceptance length: {result['acceptance_length']:.2f}", flush=True)
