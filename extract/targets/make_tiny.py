@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
+PAD, END = SPECIALS.index("<|pad|>"), SPECIALS.index("<|end|>")
 VOCABULARY = 512
 MAX_LENGTH = 1024
 SAMPLES_PER_STEP = 24
@@ -68,7 +70,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def make_model(seed: int) -> Qwen3ForCausalLM:
     """The untrained network; six layers, so that five taps fit below the last one."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -82,8 +84,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
         max_position_embeddings=MAX_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD,
+        eos_token_id=END,
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
@@ -93,8 +95,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, task: Task) -> tuple[list[int], i
     """Token ids of prompt and answer, and the length of the prompt part."""
     prompt = [{"role": "user", "content": task.prompt}]
     chat = [*prompt, {"role": "assistant", "content": task.answer}]
-    start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-    return tokenizer.apply_chat_template(chat, return_dict=False), len(start)
+    start: Any = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    whole: Any = tokenizer.apply_chat_template(chat, return_dict=False)
+    return whole, len(start)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -106,7 +109,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
         order.shuffle(groups)
         for group in groups:
             width = max(len(ids) for ids, _ in group)
-            ids = torch.full((len(group), width), tokenizer.pad_token_id)  # [samples, width]
+            ids = torch.full((len(group), width), PAD)  # [samples, width]
             labels = torch.full_like(ids, -100)  # [samples, width]
             for row, (tokens, start) in enumerate(group):
                 ids[row, : len(tokens)] = torch.tensor(tokens)
@@ -145,9 +148,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
 
 
 @torch.no_grad()
-def exact_answers(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, exam: list[Task]
-) -> dict[str, list[bool]]:
+def exact_answers(model: Any, tokenizer: PreTrainedTokenizerFast, exam: list[Task]) -> dict[str, list[bool]]:
     """Greedy answers compared with the right ones, by kind of task."""
     result: dict[str, list[bool]] = {}
     for task in exam:
@@ -160,18 +161,18 @@ def exact_answers(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=4200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exam", type=int, default=256, help="held-out prompts to score")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = make_tokenizer(args.seed)
-    model = make_model(tokenizer, args.seed)
+    model = make_model(args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, tokenizer, args.steps, args.seed)
-    rounded = model.to(torch.bfloat16)
+    rounded: Any = model.bfloat16()
     rounded.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     scores = exact_answers(rounded.float().eval(), tokenizer, distinct_tasks(args.exam, args.seed, held_out=True))

@@ -70,7 +70,7 @@ def distinct_tasks(count: int, seed: int, *, held_out: bool) -> list[Task]:
 
 
 def count_up(r: random.Random) -> Task:
-    first = r.randrange(0, 80)
+    first = r.randrange(0, 800)
     last = first + r.randrange(6, 17)
     numbers = ", ".join(str(n) for n in range(first, last + 1))
     return Task("count", f"Count from {first} to {last}.", numbers)

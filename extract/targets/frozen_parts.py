@@ -1,0 +1,91 @@
+"""A target's embedding, final norm and head as plain tensors, proved on the target itself.
+
+Training uses these in place of the target: a scale that nobody knew of would spoil every
+loss without an error, so the parts must reproduce the target's own logits here.
+"""
+
+from typing import Any
+
+import torch
+
+from ... import UserError
+from .base import TargetFacts
+
+
+def frozen_parts(model: Any, decoder: Any, facts: TargetFacts) -> dict[str, torch.Tensor]:
+    """embedding [V, H], norm [H] fp32, head [V, H]; no head when it is the embedding."""
+    embedding = model.get_input_embeddings().weight  # [V, H]
+    head_module = model.get_output_embeddings()
+    head = head_module.weight  # [V, H]
+    shape = (facts.vocab_size, facts.hidden_size)
+    if tuple(embedding.shape) != shape or tuple(head.shape) != shape or getattr(head_module, "bias", None) is not None:
+        raise not_understood(
+            facts, f"embedding {tuple(embedding.shape)}, head {tuple(head.shape)}", f"{shape} and no bias"
+        )
+    is_same = head.data_ptr() == embedding.data_ptr()
+    if is_same != facts.is_tied:
+        raise not_understood(facts, f"tie_word_embeddings is {facts.is_tied}", "the loaded head agrees with the config")
+    norm = effective_norm(decoder.norm, facts)
+    check_logits(model, decoder, facts, embedding, norm, head)
+    parts = {"embedding": embedding, "norm": norm}
+    return parts if is_same else parts | {"head": head}
+
+
+def effective_norm(norm: Any, facts: TargetFacts) -> torch.Tensor:
+    """The factor [H] of the final RMSNorm in fp32: its weight, or 1 + weight for Gemma and Qwen3.5."""
+    weight = norm.weight.float()  # [H]
+    ones = torch.ones(1, facts.hidden_size, dtype=norm.weight.dtype, device=weight.device)
+    shown = norm(ones)[0].float()  # [H]
+    for candidate in (weight, 1 + weight):
+        if torch.allclose(shown, candidate, rtol=2e-2, atol=1e-3):
+            return candidate
+    raise not_understood(
+        facts, f"its final norm {type(norm).__name__} is no RMSNorm", "RMSNorm with weight or 1+weight"
+    )
+
+
+def check_logits(
+    model: Any, decoder: Any, facts: TargetFacts, embedding: torch.Tensor, norm: torch.Tensor, head: torch.Tensor
+) -> None:
+    """Compares embedding rows and logits of a short text with what the model really computes."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def before_first(module: Any, args: Any, kwargs: Any) -> None:
+        seen["first"] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    def after_last(module: Any, args: Any, output: Any) -> None:
+        seen["last"] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    ids = torch.arange(min(4, facts.vocab_size), device=embedding.device)  # [4]
+    handles = [
+        decoder.layers[0].register_forward_pre_hook(before_first, with_kwargs=True),
+        decoder.layers[-1].register_forward_hook(after_last),
+    ]
+    try:
+        real = model(input_ids=ids[None], use_cache=False).logits[0].float()  # [4, V]
+    finally:
+        for handle in handles:
+            handle.remove()
+    last = seen["last"].float()  # [4, H]
+    normed = last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + facts.rms_norm_eps) * norm
+    ours = (normed.to(head.dtype) @ head.T).float() * facts.output_multiplier  # [4, V]
+    if facts.logit_softcap:
+        ours = facts.logit_softcap * torch.tanh(ours / facts.logit_softcap)
+    tolerance = 1e-3 if head.dtype == torch.float32 else 5e-2
+    for what, got, want in (
+        ("layer 0 input", embedding[ids].float() * facts.embedding_scale, seen["first"].float()),
+        ("logits", ours, real),
+    ):
+        error = ((got - want).abs().max() / want.abs().max().clamp_min(1e-6)).item()
+        if not error <= tolerance:
+            raise not_understood(
+                facts, f"its {what} differ from our parts by {error:.3g} of the maximum", f"at most {tolerance}"
+            )
+
+
+def not_understood(facts: TargetFacts, happened: str, expected: str) -> UserError:
+    return UserError(
+        f"target {facts.name!r} ({facts.architecture}): {happened}",
+        expected,
+        "choose another target, or report this architecture",
+    )

@@ -1,0 +1,223 @@
+"""A target behind transformers: records taps, hands out its frozen parts, writes answers.
+
+Knows the layout that causal language models of transformers share (a decoder with `layers`
+and `norm`, an embedding, a head). Knows nothing of stores, samples or drafters.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import UserError
+from .base import TargetFacts, check_taps
+from .facts import (
+    config_of,
+    facts_of,
+    first_line,
+    load_tokenizer,
+    read_facts,
+    resolve_dtype,
+    tokenizer_facts,
+    tokenizer_of,
+)
+from .frozen_parts import frozen_parts
+from .session import Session, greedy_answers
+from .source import locate
+
+__all__ = [
+    "HfTarget",
+    "hide_gpu_kernels",
+    "load_target",
+    "load_tokenizer",
+    "read_facts",
+    "resolve_name",
+    "tokenizer_facts",
+]
+
+
+def resolve_name(name: str) -> Path:
+    """The folder of a target; a hub id is downloaded. Raises UserError for an unknown name."""
+    return locate(name, weights=True).folder
+
+
+def hide_gpu_kernels() -> None:
+    """Hides fla and causal_conv1d from transformers where CUDA is absent.
+
+    transformers 5.24 takes any importable fla for Gated DeltaNet and then dies on CPU tensors
+    ("0 active drivers"), see `use_kernel_func_from_hub_with_fallback`; delete this when it asks
+    for the device. Must run before a modelling file of transformers is imported.
+    """
+    if torch.cuda.is_available():
+        return
+    for name in ("fla", "causal_conv1d"):
+        if name not in sys.modules and importlib.util.find_spec(name) is not None:
+            sys.modules[name] = None  # type: ignore[assignment]
+
+
+def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTarget":
+    """Loads the weights onto one device, frozen and in eval mode.
+
+    Raises UserError for an unknown target, for weights that leave a parameter unset (it would
+    be random), and for a decoder whose layers cannot be found.
+    """
+    hide_gpu_kernels()
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    source = locate(name, weights=True)
+    config, tokenizer = config_of(source), tokenizer_of(source)
+    facts = facts_of(source, config, tokenizer, resolve_dtype(dtype, device))
+    options = {"gguf_file": source.gguf} if source.gguf else {}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            dtype=getattr(torch, facts.dtype),
+            output_loading_info=True,
+            local_files_only=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(
+            f"target {source.name!r} cannot be loaded: {first_line(error)}",
+            "a causal language model known to the installed transformers",
+            "update transformers, or choose another target",
+        ) from error
+    model, info = loaded
+    unset = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if unset:
+        raise UserError(
+            f"target {source.name!r}: its weights hold no {unset[0]!r} of the right shape ({len(unset)} such tensors)",
+            "every parameter of the model in the tensor files (a tied head may be absent)",
+            "check tie_word_embeddings in config.json, or copy the missing files",
+        )
+    return HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
+
+
+class HfTarget:
+    """One frozen target on one device."""
+
+    def __init__(self, model: Any, tokenizer: Any, facts: TargetFacts, device: str) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, facts.dtype)
+        self.decoder = find_decoder(model, facts)
+
+    @torch.no_grad()
+    def record(
+        self, ids: torch.Tensor, lengths: torch.Tensor, tap_layers: Sequence[int], *, last: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Taps [Lt, N, S, H] and, when asked, the last state [N, S, H] before the final norm.
+
+        `ids` [N, S] long is padded on the right, `lengths` [N] counts the real tokens; what the
+        result holds from position lengths[i] on is undefined. No attention mask is needed: a
+        causal layer at a real position sees no padding. A recurrent target runs one sample a
+        forward, without padding. Layers after the deepest tap and the head run only with `last`.
+        """
+        check_taps(tap_layers, self.facts.num_layers)
+        ids = ids.to(self.device)
+        num_samples, width = ids.shape
+        shape = (num_samples, width, self.facts.hidden_size)
+        taps = torch.zeros((len(tap_layers), *shape), dtype=self.dtype, device=self.device)  # [Lt, N, S, H]
+        final = torch.zeros(shape, dtype=self.dtype, device=self.device) if last else None  # [N, S, H]
+        if not self.facts.is_recurrent:
+            self._record_into(ids, tap_layers, taps, final)
+            return taps, final
+        for row, length in enumerate(lengths.tolist()):
+            part = slice(row, row + 1), slice(0, length)
+            self._record_into(
+                ids[part], tap_layers, taps[:, part[0], part[1]], final[part] if final is not None else None
+            )
+        return taps, final
+
+    def _record_into(
+        self, ids: torch.Tensor, tap_layers: Sequence[int], taps: torch.Tensor, final: torch.Tensor | None
+    ) -> None:
+        """One forward of ids [n, s]; the hooks copy into views taps [Lt, n, s, H], final [n, s, H]."""
+        places = {layer: taps[index] for index, layer in enumerate(tap_layers)}
+        depth = max(tap_layers) + 1
+        if final is not None:
+            depth = self.facts.num_layers
+            places[depth - 1] = final
+        with copied_outputs(self.decoder, places), first_layers(self.decoder, depth):
+            self.decoder(input_ids=ids, use_cache=False)
+
+    @torch.no_grad()
+    def frozen(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors embedding [V, H], norm [H], head [V, H] (absent when tied), and the facts as a dict.
+
+        Checked on a short forward: the parts give the target's own logits. Raises UserError when
+        they do not, as for a family with a head that is not norm, matrix, scale and soft cap.
+        """
+        return frozen_parts(self.model, self.decoder, self.facts), self.facts.as_plain()
+
+    def open(self, tap_layers: Sequence[int]) -> Session:
+        """A decoding session of batch 1. Raises UserError for a recurrent target."""
+        check_taps(tap_layers, self.facts.num_layers)
+        return Session(self, tuple(tap_layers))
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """Greedy answers, token ids without the prompt, each ending with its eos id or cut.
+
+        Prompts of one length run as one batch; the caller bounds the batch.
+        """
+        answers: list[list[int]] = [[] for _ in prompts]
+        for length in sorted({len(prompt) for prompt in prompts}):
+            places = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+            ids = torch.tensor([list(prompts[i]) for i in places], device=self.device)  # [n, length]
+            for place, answer in zip(places, greedy_answers(self, ids, max_new_tokens)):
+                answers[place] = answer
+        return answers
+
+
+def find_decoder(model: Any, facts: TargetFacts) -> Any:
+    """The module whose `layers` are the decoder layers that tap ids count."""
+    decoder = model.get_decoder()
+    layers: Any = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != facts.num_layers or not hasattr(decoder, "norm"):
+        raise UserError(
+            f"target {facts.name!r}: its decoder is a {type(decoder).__name__}",
+            f"a decoder of transformers with {facts.num_layers} modules in `layers`, and a `norm`",
+            "choose another target, or report this architecture",
+        )
+    return decoder
+
+
+@contextmanager
+def first_layers(decoder: Any, count: int) -> Iterator[None]:
+    """Inside, the decoder has only its first `count` layers."""
+    whole = decoder.layers
+    decoder.layers = whole[:count]
+    try:
+        yield
+    finally:
+        decoder.layers = whole
+
+
+@contextmanager
+def copied_outputs(decoder: Any, places: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Inside, the output of each named layer is copied to its place."""
+
+    def hook_for(place: torch.Tensor) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            assert hidden.shape == place.shape, f"layer output {tuple(hidden.shape)}, expected {tuple(place.shape)}"
+            place.copy_(hidden)
+
+        return hook
+
+    handles = [decoder.layers[layer].register_forward_hook(hook_for(place)) for layer, place in places.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

