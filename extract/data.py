@@ -1,0 +1,134 @@
+"""The DATA folder: samples, the facts they follow from, and every input line left out.
+
+`tokens-*.arrow` (store.samples), `left-out.jsonl` (source, line, id, reason, detail) and
+`data.json`, written last: {"facts": what decides the samples, "report": what was counted,
+"fingerprint": of the samples}. A folder with data.json is complete. It is filled beside its
+final name and renamed, so a run that fails leaves nothing.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import UserError
+from ..store.files import fsync_folder, publish, temporary_path
+
+DATA_NAME = "data.json"
+LEFT_OUT_NAME = "left-out.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The content of a complete folder's data.json."""
+
+    facts: dict[str, Any]
+    report: dict[str, Any]
+    fingerprint: str
+
+
+def read_data(folder: Path) -> Data:
+    """Raises UserError when the folder is not there, not complete, or not ours."""
+    path = folder / DATA_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Data(content["facts"], content["report"], content["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(
+            f"{str(folder)!r} holds no {DATA_NAME}",
+            "a folder that `dflash prepare` has completed",
+            "run `dflash prepare CHATS --target TARGET --out FOLDER` first, or check the path",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read: {error}", "facts, report and fingerprint", "prepare the data again"
+        ) from error
+
+
+def write_data(folder: Path, data: Data) -> None:
+    content = {"facts": data.facts, "report": data.report, "fingerprint": data.fingerprint}
+    publish(folder / DATA_NAME, (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode())
+
+
+def find_data(folder: Path) -> Data | None:
+    """The data that is already there, None for a free name. Raises UserError for another folder."""
+    if (folder / DATA_NAME).is_file():
+        return read_data(folder)
+    if folder.is_dir() and not any(folder.iterdir()):
+        return None
+    if os.path.lexists(folder):
+        raise UserError(
+            f"{str(folder)!r} exists and holds no {DATA_NAME}",
+            "a new folder, an empty one, or one made by `dflash prepare`",
+            "choose another --out, or empty that folder",
+        )
+    return None
+
+
+def require_same_facts(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises UserError with the first field that differs and both of its values."""
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name):
+            path, was, now = first_difference(name, old.get(name), new.get(name))
+            raise UserError(
+                f"{str(folder)!r} was prepared with {path} = {json.dumps(was)}, this run has {json.dumps(now)}",
+                "the same settings and inputs as before",
+                "choose another --out, or remove that folder and prepare again",
+            )
+
+
+def first_difference(path: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
+        return first_difference(f"{path}.{key}", old.get(key), new.get(key))
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        i = next(i for i in range(len(new)) if old[i] != new[i])
+        return first_difference(f"{path}[{i}]", old[i], new[i])
+    return path, old, new
+
+
+@contextmanager
+def filled_aside(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder` at the end, or vanishes when the body raises."""
+    parent = folder.absolute().parent
+    made = [path for path in (parent, *parent.parents) if not path.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder)
+    aside = temporary_path(folder.absolute())
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        fsync_folder(aside)
+        try:
+            os.rename(aside, folder)
+        except OSError as error:
+            raise UserError(
+                f"{str(folder)!r} appeared while it was being prepared: {error}", "a free name", "choose another --out"
+            ) from error
+        fsync_folder(parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        for path in made:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        raise
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes temporary folders that killed runs of this machine left for the same name."""
+    own = temporary_path(folder.absolute())
+    prefix = own.name.rpartition(".")[0] + "."
+    for path in own.parent.glob(glob_text(prefix) + "*"):
+        pid = path.name.removeprefix(prefix)
+        if re.fullmatch(r"\d+", pid) and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path)
+
+
+def glob_text(text: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", text)

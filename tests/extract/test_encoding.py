@@ -1,0 +1,82 @@
+"""Tokenizing by stretches gives the ids of the whole text, for tokenizers of several kinds."""
+
+from typing import Any
+
+import pytest
+from dflash_offline.extract.encoding import Encoder
+from dflash_offline.extract.targets.hf import load_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+PIECES = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|im_end",
+    "<think>",
+    "<thin",
+    "a",
+    "b",
+    " ",
+    "  ",
+    "\n",
+    "ab",
+    "\u2581",
+    "<",
+    "",
+]
+
+
+def sentencepiece_like(scheme: str | None) -> PreTrainedTokenizerFast:
+    """A Metaspace tokenizer, or with None the older kind whose normalizer prepends the space mark."""
+    alphabet = ["\u2581", "a", "b", "<", "|", "i", "m", "_", "e", "n", "d", "t", "h", "k", "s", "r", ">", "\n"]
+    merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "\u2581")]
+    symbols = ["<unk>", *alphabet, *("".join(pair) for pair in merges)]
+    core = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=merges, unk_token="<unk>"))
+    if scheme is None:
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    core.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers(character_tokenizer: Any) -> dict[str, Any]:
+    stripping = character_tokenizer("plain")
+    stripping.add_tokens([AddedToken("<strip>", rstrip=True, normalized=False)], special_tokens=True)
+    return {
+        "characters": character_tokenizer("plain"),
+        "merges": character_tokenizer("plain", [("a", "b"), ("\u010a", "\u010a"), ("\u0120", "a")]),
+        "packaged": load_tokenizer("tiny"),
+        "first": sentencepiece_like("first"),
+        "always": sentencepiece_like("always"),
+        "prepend": sentencepiece_like(None),
+        "stripping": stripping,
+    }
+
+
+@pytest.mark.parametrize("name", ["characters", "merges", "packaged", "first", "always", "prepend", "stripping"])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=4))
+def test_stretches_equal_the_whole(tokenizers: dict[str, Any], name: str, texts: list[str]) -> None:
+    tokenizer = tokenizers[name]
+    encoder = Encoder(tokenizer)
+    for text in [*texts, "".join(texts)]:
+        assert encoder.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_known_stretch_is_not_tokenized_again(tokenizers: dict[str, Any]) -> None:
+    encoder = Encoder(tokenizers["characters"])
+    encoder.encode("<|im_start|>ab<|im_end|>\n<|im_start|>b")
+    assert set(encoder.known) == {"<|im_start|>ab", "<|im_end|>\n", "<|im_start|>b"}
+    encoder.forget()
+    assert not encoder.known
+
+
+def test_tokens_that_take_blanks_along_are_not_cut_at(tokenizers: dict[str, Any]) -> None:
+    assert Encoder(tokenizers["stripping"]).stretches("a<|im_end|>b") == ["a<|im_end|>b"]

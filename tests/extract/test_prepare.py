@@ -1,0 +1,275 @@
+"""The whole command: counts add up, reruns change nothing, failures leave nothing."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_offline import UserError
+from dflash_offline.extract.config import PrepareConfig
+from dflash_offline.extract.counts import PrepareReport
+from dflash_offline.extract.data import read_data
+from dflash_offline.extract.prepare import prepare
+from dflash_offline.store.samples import SampleTable
+
+Run = Callable[..., PrepareReport]
+
+
+def tokens(i: int, length: int = 12, answer: int = 6) -> dict[str, Any]:
+    return {
+        "input_ids": [6 + (i * 7 + j) % 200 for j in range(length)],
+        "loss_mask": [0] * (length - answer) + [1] * answer,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, case_target: Any, write_lines: Any) -> Run:
+    """run(lines, **settings): prepare them into tmp_path/data, with the tied target by default."""
+
+    def go(lines: list[Any] | None, *, out: str = "data", **settings: Any) -> PrepareReport:
+        if lines is not None:
+            write_lines(tmp_path / "in.jsonl", lines)
+        settings = {"target": str(case_target()), "max_length": 512} | settings
+        return prepare(PrepareConfig(out=str(tmp_path / out), **settings), [str(tmp_path / "in.jsonl")])
+
+    return go
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_lines_in_are_lines_used_and_lines_left_out(run: Run, chat: Any, tmp_path: Path) -> None:
+    lines = [
+        {"messages": chat("Hi?", "Yo, friend.")},
+        {"messages": chat("Hi?")},
+        {"messages": chat("Hi?", ""), "id": "empty"},
+        ["not an object"],
+        {**tokens(1), "task": "math", "split": "heldout"},
+        {**tokens(2), "input_ids": [320] * 12},
+    ]
+    report = run(lines)
+    c = report.counts
+    assert (c["lines_in"], c["lines_used"], c["samples"], c["heldout"]) == (6, 2, 2, 1)
+    assert c["left_out"] == {"no answer": 1, "empty answer": 1, "not an object": 1, "token id out of range": 1}
+    named = [json.loads(line) for line in (tmp_path / "data" / "left-out.jsonl").read_text().splitlines()]
+    assert [(n["source"], n["line"], n["id"]) for n in named] == [
+        ("in.jsonl", 2, None),
+        ("in.jsonl", 3, "'empty'"),
+        ("in.jsonl", 4, None),
+        ("in.jsonl", 6, None),
+    ]
+    table = SampleTable(tmp_path / "data")
+    assert [table.column(n).tolist() for n in ("source", "source_line", "task", "split")] == [
+        ["in.jsonl", "in.jsonl"],
+        [1, 5],
+        ["", "math"],
+        [table.column("split")[0], "heldout"],
+    ]
+    assert c["tokens"] == table.column("num_tokens").sum()
+    assert "6 input lines = 2 used + 4 left out" in report.text()
+    assert report.text().splitlines()[-1].startswith("next: dflash plan --data")
+
+
+def test_data_json_is_what_extract_reads(run: Run, tmp_path: Path, case_target: Any) -> None:
+    run([tokens(i) for i in range(5)])
+    data = read_data(tmp_path / "data")
+    assert data.facts["target"] == str(case_target())
+    assert data.facts["responses"] == {"origin": "given"}
+    assert data.fingerprint == SampleTable(tmp_path / "data").fingerprint()
+    assert data.report["samples"] == 5
+    with pytest.raises(UserError, match=r"holds no data.json"):
+        read_data(tmp_path)
+
+
+def test_a_rerun_says_it_is_there_and_changes_nothing(run: Run, tmp_path: Path) -> None:
+    lines = [tokens(i) for i in range(5)]
+    first = run(lines)
+    before = contents(tmp_path / "data")
+    os.utime(tmp_path / "in.jsonl", (1, 1))
+    again = run(None)
+    assert (first.is_new, again.is_new) == (True, False)
+    assert contents(tmp_path / "data") == before
+    assert "complete already" in again.text()
+    assert again.counts == first.counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"max_length": 1024}, "max_length = 512, this run has 1024"),
+        ({"held_out": 0.5}, "held_out = 0.01, this run has 0.5"),
+        ({"limit": 3}, "limit = null, this run has 3"),
+        ({"min_anchors": 2}, "min_anchors = 1, this run has 2"),
+        ({"template": {"enable_thinking": False}}, "template_options.enable_thinking = null, this run has false"),
+        ({"responses": "target"}, 'responses.origin = "given", this run has "target"'),
+    ],
+)
+def test_other_settings_are_refused_by_name_and_value(
+    run: Run, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    """c26, the part that prepare owns."""
+    run([tokens(i) for i in range(5)])
+    before = contents(tmp_path / "data")
+    with pytest.raises(UserError) as caught:
+        run(None, **changes)
+    assert field in caught.value.happened
+    assert contents(tmp_path / "data") == before
+
+
+def test_other_lines_are_refused(run: Run) -> None:
+    lines = [tokens(i) for i in range(5)]
+    run(lines)
+    for changed in ([*lines[:4], tokens(9)], [lines[1], lines[0], *lines[2:]]):
+        with pytest.raises(UserError, match=r"sources\[0\].sha256 = .*, this run has"):
+            run(changed)
+
+
+def test_other_template_tokenizer_and_target_are_refused(
+    run: Run, tmp_path: Path, case_target: Any, character_tokenizer: Any
+) -> None:
+    target = shutil.copytree(case_target(), tmp_path / "target")
+    run([tokens(i) for i in range(5)], target=str(target))
+    character_tokenizer(character_tokenizer("plain").chat_template + " ").save_pretrained(target)
+    with pytest.raises(UserError, match="template_sha256"):
+        run(None, target=str(target))
+    tokenizer = character_tokenizer("plain")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    tokenizer.save_pretrained(target)
+    with pytest.raises(UserError, match="tokenizer_sha256"):
+        run(None, target=str(target))
+    with pytest.raises(UserError, match="prepared with target"):
+        run(None)
+
+
+def test_moved_folders_are_the_same_data(run: Run, tmp_path: Path, case_target: Any) -> None:
+    run([tokens(i) for i in range(5)])
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "data", tmp_path / "elsewhere" / "data")
+    shutil.move(tmp_path / "in.jsonl", tmp_path / "elsewhere" / "in.jsonl")
+    config = PrepareConfig(target=str(case_target()), out=str(tmp_path / "elsewhere" / "data"), max_length=512)
+    assert not prepare(config, [str(tmp_path / "elsewhere" / "in.jsonl")]).is_new
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([], "holds no input line"),
+        ([{"text": "x"}, {"text": "y"}], "none of 2 input lines gives a sample: 2 unknown shape; the first: line 1 of"),
+        ([{"input_ids": [7], "loss_mask": [1]}], "1 answer too short"),
+    ],
+)
+def test_nothing_usable_leaves_nothing(run: Run, tmp_path: Path, lines: list[Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        run(lines, out="new/deep/data")
+    assert len(str(caught.value).splitlines()) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_failure_in_the_middle_leaves_nothing(run: Run, tmp_path: Path, chat: Any, character_tokenizer: Any) -> None:
+    """A chat line with a tokenizer that has no template ends the run after a good line."""
+    target = shutil.copytree(run([tokens(1)]).facts["target"], tmp_path / "target")
+    (target / "chat_template.jinja").unlink()
+    character_tokenizer(None).save_pretrained(target)
+    with pytest.raises(UserError, match="no chat template"):
+        run([tokens(1), {"messages": chat("a", "bcd")}], target=str(target), out="other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "in.jsonl", "target"]
+
+
+def test_missing_input_and_unknown_target(tmp_path: Path, case_target: Any) -> None:
+    config = PrepareConfig(target=str(case_target()), out=str(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"nowhere.jsonl"):
+        prepare(config, ["nowhere.jsonl"])
+    with pytest.raises(UserError, match="unknown-target"):
+        prepare(PrepareConfig(target="unknown-target", out=str(tmp_path / "data")), [__file__])
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_with_other_things_is_left_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert run([tokens(1)]).is_new, "an empty folder is a free name"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match=r"exists and holds no data.json"):
+        run(None, out="mine")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_killed_run_left_is_removed(run: Run, tmp_path: Path) -> None:
+    from dflash_offline.store.files import temporary_path
+
+    own = temporary_path(tmp_path / "data")
+    dead = own.with_name(own.name.rpartition(".")[0] + ".99999999")
+    alive = own.with_name(own.name.rpartition(".")[0] + f".{os.getppid()}")
+    for folder in (dead, alive):
+        (folder / "x").mkdir(parents=True)
+    run([tokens(1)])
+    assert (dead.exists(), alive.exists(), own.exists()) == (False, True, False)
+
+
+def test_held_out_share_follows_the_prompt(run: Run, tmp_path: Path) -> None:
+    """Two lines with one prompt are on one side; the share is met within its spread."""
+    lines = [tokens(i, length=12) for i in range(2000)]
+    for i, line in enumerate(lines):
+        line["input_ids"][:6] = [6 + i % 200, 6 + i // 200, 9, 9, 9, 9]
+    twins = [{**line, "input_ids": [*line["input_ids"][:6], 50, 51, 52, 53, 54, 55]} for line in lines]
+    run(lines + twins, held_out=0.2)
+    split = SampleTable(tmp_path / "data").column("split")
+    assert (split[:2000] == split[2000:]).all()
+    assert abs((split == "heldout").mean() - 0.2) < 4 * (0.2 * 0.8 / 2000) ** 0.5
+    run(lines, held_out=0.2, out="fewer")
+    fewer = SampleTable(tmp_path / "fewer").column("split")
+    assert (fewer == split[:2000]).all(), "the side of a line does not depend on the others"
+
+
+def test_samples_without_a_prompt_are_split_by_all_ids(run: Run, tmp_path: Path) -> None:
+    run([tokens(i, answer=12) for i in range(200)], held_out=0.5)
+    assert set(SampleTable(tmp_path / "data").column("split")) == {"train", "heldout"}
+
+
+def test_limit_counts_input_lines_over_all_files(tmp_path: Path, case_target: Any, write_lines: Any) -> None:
+    names = [write_lines(tmp_path / f"{n}.jsonl", [tokens(i) for i in range(3)]) for n in ("a", "b")]
+    config = PrepareConfig(target=str(case_target()), out=str(tmp_path / "data"), limit=4)
+    counts = prepare(config, names).counts
+    assert (counts["lines_in"], counts["sources"]) == (4, {"a.jsonl": 3, "b.jsonl": 1})
+
+
+def test_cutting_is_counted_and_needs_an_anchor(run: Run, tmp_path: Path) -> None:
+    counts = run([tokens(1, 40, 30), tokens(2, 40, 3), tokens(3, 20, 5)], max_length=20).counts
+    assert (counts["cut"], counts["samples"], counts["longest"]) == (1, 2, 20)
+    assert counts["left_out"] == {"no anchor left after the cut": 1}
+    ids, mask = SampleTable(tmp_path / "data").tokens(0)
+    assert np.array_equal(ids, tokens(1, 40, 30)["input_ids"][:20])
+    assert mask.sum() == 10
+
+
+def test_the_target_positions_limit_the_length(run: Run) -> None:
+    report = run([tokens(1, 600, 590)], max_length=2000)
+    assert report.counts["longest"] == 512
+    assert report.facts["longest"] == 512
+    assert "512 tokens, the target's positions" in report.text()
+
+
+def test_a_used_line_may_lose_a_sample(run: Run, case_target: Any, chat: Any) -> None:
+    """The second turn of a rewritten history begins beyond the window: counted, the first is used."""
+    messages = chat("q", "<think>a</think>Yes.", "long " * 20, "<think>b</think>No.")
+    counts = run([{"messages": messages}], target=str(case_target("drops-old-thoughts")), max_length=64).counts
+    assert (counts["samples"], counts["samples_without_anchor"], counts["lines_used"]) == (1, 1, 1)
+
+
+def test_parquet_and_jsonl_give_the_same_samples(tmp_path: Path, case_target: Any, chat: Any, write_lines: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lines = [{"messages": chat(f"q{i}", f"answer {i}")} for i in range(300)]
+    names = [write_lines(tmp_path / "a.jsonl", lines), str(tmp_path / "a.parquet")]
+    pq.write_table(pa.Table.from_pylist(lines), names[1], row_group_size=70)
+    prints = []
+    for i, name in enumerate(names):
+        prepare(PrepareConfig(target=str(case_target()), out=str(tmp_path / str(i))), [name])
+        prints.append(read_data(tmp_path / str(i)).fingerprint)
+    assert prints[0] == prints[1]
