@@ -1,0 +1,123 @@
+"""The drafter's facts: what follows the target, what is refused, and the mask token."""
+
+import json
+from typing import Any
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.train.config import DrafterConfig
+from dflash_offline.train.spec import DrafterSpec, choose_mask_token, make_spec, require_free
+
+TARGET: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_layers": 6,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "rms_norm_eps": 1e-5,
+    "rope": {"rope_theta": 5e6, "rope_type": "yarn", "factor": 4.0},
+    "max_positions": 1024,
+    "embedding_scale": 2.0,
+    "output_multiplier": 0.5,
+    "logit_softcap": 30.0,
+    "tokenizer_size": 262,
+    "special_ids": [0, 1, 2, 3, 4, 5],
+    "pad_id": 0,
+    "bos_id": 1,
+    "eos_ids": [2],
+    "mask_id": None,
+}
+
+
+def test_what_is_not_set_follows_the_target() -> None:
+    spec = make_spec(DrafterConfig(num_layers=2, block_size=8), TARGET, [4, 0, 2])
+    assert (spec.hidden_size, spec.intermediate_size) == (128, 384)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 2, 32)
+    assert (spec.tap_layers, spec.num_taps, spec.num_target_layers) == ((4, 0, 2), 3, 6)
+    assert (spec.rope_theta, spec.rms_norm_eps, spec.max_positions) == (5e6, 1e-5, 1024)
+    assert (spec.embedding_scale, spec.output_multiplier, spec.logit_softcap) == (2.0, 0.5, 30.0)
+    assert (spec.block_size, spec.mask_token_id, spec.num_layers) == (8, 262, 2)
+
+
+def test_what_is_set_wins_over_the_target() -> None:
+    config = DrafterConfig(intermediate_size=200, num_heads=6, num_kv_heads=3, head_dim=16, taps=(2, 0))
+    spec = make_spec(config, TARGET, [4, 0, 2])
+    assert (spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (200, 6, 3, 16)
+    assert spec.tap_layers == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "message"),
+    [
+        (DrafterConfig(taps=(0, 3)), {}, "store's taps"),
+        (DrafterConfig(taps=(0, 0)), {}, "distinct"),
+        (DrafterConfig(taps=()), {}, "distinct"),
+        (DrafterConfig(), {"rope": {"rope_type": "default"}}, "rope_theta"),
+        (DrafterConfig(), {"num_heads": None}, "drafter.num_heads"),
+        (DrafterConfig(num_heads=3), {}, "equal groups"),
+        (DrafterConfig(head_dim=15), {}, "even"),
+    ],
+)
+def test_facts_that_do_not_fit_are_refused(config: DrafterConfig, target: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_spec(config, TARGET | target, [4, 0, 2])
+
+
+def test_spec_survives_json() -> None:
+    spec = make_spec(DrafterConfig(), TARGET, [4, 0, 2])
+    assert DrafterSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+
+
+def test_foreign_facts_are_refused_by_name() -> None:
+    values = make_spec(DrafterConfig(), TARGET, [0]).as_dict()
+    with pytest.raises(UserError, match="colour"):
+        DrafterSpec.from_dict(values | {"colour": 1})
+    with pytest.raises(UserError, match="rope_theta"):
+        DrafterSpec.from_dict({k: v for k, v in values.items() if k != "rope_theta"})
+    with pytest.raises(UserError, match="its own position"):
+        DrafterSpec.from_dict(values | {"slot_meaning": "slot k predicts a+k+1"})
+
+
+@pytest.mark.parametrize(
+    ("requested", "changes", "expected"),
+    [
+        (None, {}, 262),  # the first embedding row beyond the tokenizer
+        (None, {"mask_id": 5}, 5),
+        (300, {}, 300),
+        (5, {"mask_id": 5}, 5),
+        (77, {}, 77),  # whether text holds it is asked later, of the store
+        (3, {}, 3),  # a special token that is no pad, begin or end
+        (319, {}, 319),
+    ],
+)
+def test_mask_token_is_chosen(requested: int | None, changes: dict, expected: int) -> None:
+    assert choose_mask_token(requested, TARGET | changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("requested", "changes", "message"),
+    [
+        (0, {}, "mask token 0 is the padding token"),
+        (1, {}, "mask token 1 is the begin token"),
+        (2, {}, "mask token 2 is an end token"),
+        (2, {"mask_id": 2}, "mask token 2 is an end token"),
+        (None, {"mask_id": 0}, "mask token 0 is the padding token"),
+        (320, {}, "mask token 320 lies outside"),
+        (-1, {}, "mask token -1 lies outside"),
+        (None, {"tokenizer_size": 320}, "fills all 320 rows"),
+        (None, {"tokenizer_size": 999}, "fills all 320 rows"),
+        (None, {"mask_id": 400}, "mask token 400 lies outside"),
+    ],
+)
+def test_mask_token_is_refused(requested: int | None, changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose_mask_token(requested, TARGET | changes)
+
+
+def test_a_mask_token_that_text_holds_is_refused_unless_the_tokenizer_declares_it() -> None:
+    with pytest.raises(UserError, match="mask token 77 is not free: 3 of 9 samples hold it"):
+        require_free(77, TARGET, 3, 9)
+    require_free(77, TARGET, 0, 9)
+    require_free(5, TARGET | {"mask_id": 5}, 1, 9)

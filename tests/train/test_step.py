@@ -1,0 +1,214 @@
+"""A step's sums against plain autograd over full logits, and against loops over blocks."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dflash_offline.train.batch import RowBatch
+from dflash_offline.train.blocks import dense_mask
+from dflash_offline.train.config import LossConfig, OptimConfig
+from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.loss import BlockLoss, decay_weights, dpace_weights
+from dflash_offline.train.optim import MasterOptimizer
+from dflash_offline.train.slot import RowArrays, RowShape
+from dflash_offline.train.step import StepSums, TrainStep
+from torch import Tensor
+
+CPU = torch.device("cpu")
+SHAPE = RowShape(row_tokens=128, anchors=16, block_size=8)
+QUIRKS = {"embedding_scale": 3.0, "output_multiplier": 0.7, "logit_softcap": 4.0}
+
+
+def frozen(seed: int = 5) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(48, 32, generator=rng), torch.randn(48, 32, generator=rng) / 3
+
+
+def rows_of(random_sample, fill_row) -> list[RowArrays]:
+    first = fill_row(SHAPE, [random_sample(0, 40), random_sample(1, 60)], [3, 9, 10, 37, 44, 70, 98])
+    second = fill_row(SHAPE, [random_sample(2, 128)], [5, 30, 31, 90, 125, None])
+    return [first, second]
+
+
+def run(step: TrainStep, rows: Sequence[RowArrays]) -> None:
+    batch = RowBatch(step.drafter.spec, SHAPE, CPU, step.embedding.dtype)
+    for row in rows:
+        batch.load(row)
+        step.accumulate(batch)
+
+
+def plain_numbers(drafter: Drafter, embedding: Tensor, head: Tensor, row: RowArrays, config: LossConfig):
+    """nll, hit, weights [A, B-1] of a row with nothing fast: numpy loops, full logits, F.cross_entropy."""
+    spec = drafter.spec
+    taps = torch.from_numpy(row.taps).view(torch.bfloat16).float()
+    taps = torch.cat(list(taps), dim=1)
+    starts = [int((row.sample_ids == row.sample_ids[a]).argmax()) for a in row.anchors]
+    ids, labels, valid = [], [], []
+    for anchor, keep in zip(row.anchors.tolist(), row.keep.tolist()):
+        ids.append([int(row.ids[anchor]) if keep else spec.mask_token_id] + [spec.mask_token_id] * 7)
+        labels.append([int(row.ids[anchor + k]) for k in range(1, 8)])
+        inside = [anchor + k < 128 and row.sample_ids[anchor + k] == row.sample_ids[anchor] for k in range(1, 8)]
+        fine = [keep and ok and bool(row.loss_mask[anchor + k + 1]) for k, ok in enumerate(inside)]
+        valid.append([float(all(fine[: k + 1])) for k in range(7)])
+    anchors = torch.from_numpy(row.anchors).long()
+    positions = torch.from_numpy(row.positions).long()
+    block_positions = (positions[anchors][:, None] + torch.arange(8)).flatten()
+    mask = dense_mask(anchors, torch.tensor(starts), SHAPE)
+    embeds = embedding[torch.tensor(ids).flatten()] * spec.embedding_scale
+    hidden = drafter(taps, embeds, positions, block_positions, mask).view(16, 8, -1)[:, 1:]
+    logits = hidden @ head.T * spec.output_multiplier
+    if spec.logit_softcap:
+        logits = spec.logit_softcap * torch.tanh(logits / spec.logit_softcap)
+    target = torch.tensor(labels)
+    nll = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(16, 7)
+    weights = torch.tensor(valid)
+    if config.weights == "decay":
+        weights = weights * decay_weights(8, 4.0)
+    if config.weights == "dpace":
+        weights = weights * dpace_weights(nll, weights > 0, config.dpace_alpha)
+    return nll, logits.argmax(-1) == target, weights, torch.tensor(valid)
+
+
+@pytest.mark.parametrize("weights", ["decay", "uniform", "dpace"])
+@pytest.mark.parametrize("quirks", [{}, QUIRKS])
+def test_sums_equal_plain_autograd(weights, quirks, tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    config = LossConfig(weights=weights, chunk_blocks=5)
+    drafter, slow = (tiny_drafter(tiny_spec(**quirks)) for _ in range(2))
+    embedding, head = frozen()
+    rows = rows_of(random_sample, fill_row)
+    step = TrainStep(drafter, embedding, head, SHAPE, config)
+    run(step, rows)
+
+    loss = total = blocks = accepted = 0.0
+    for row in rows:
+        nll, hit, used, valid = plain_numbers(slow, embedding, head, row, config)
+        part = (nll * used).sum()
+        part.backward()
+        loss, total = loss + part.item(), total + float(used.sum())
+        for block in range(16):
+            if valid[block, 0]:
+                blocks += 1
+                run_of_hits = [bool(h) and bool(v) for h, v in zip(hit[block], valid[block])]
+                accepted += run_of_hits.index(False) if False in run_of_hits else 7
+    for (name, parameter), gradient in zip(slow.named_parameters(), step.gradients):
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradient, parameter.grad, atol=3e-4, rtol=1e-3, msg=name)
+        assert gradient.abs().max() > 0
+    metrics = step.sums.metrics()
+    assert step.sums.weight == pytest.approx(total, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(loss / total, rel=1e-5)
+    assert metrics["accepted_drafts_teacher_forced"] == pytest.approx(accepted / blocks)
+    assert metrics["acceptance_length_teacher_forced"] == pytest.approx(accepted / blocks + 1)
+
+
+def test_metrics_of_a_drafter_that_is_right_count_every_slot() -> None:
+    sums = StepSums(4, CPU)
+    valid = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
+    hit = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]]).bool()
+    sums.add(BlockLoss(torch.tensor(12.0), valid * 2, valid, hit), valid)
+    metrics = sums.metrics()
+    assert metrics["loss"] == 1.0
+    assert metrics["accepted_drafts_teacher_forced"] == pytest.approx((3 + 1 + 0) / 3)
+    assert metrics["accuracy"] == pytest.approx(5 / 6)
+    assert [metrics[f"accuracy_slot_{k}"] for k in (1, 2, 3)] == pytest.approx([2 / 3, 1.0, 1.0])
+    sums.zero()
+    assert sums.metrics() == {}
+
+
+def test_rows_dealt_to_ranks_add_up_to_the_same_step(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    rows = rows_of(random_sample, fill_row)
+
+    def sums_of(part: Sequence[RowArrays]) -> tuple[Tensor, Tensor]:
+        step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig())
+        run(step, part)
+        return step.gradient_sum.clone(), step.sums.values.clone()
+
+    together = sums_of(rows)
+    for split in ([rows[:1], rows[1:]], [rows[1:], rows[:1]], [rows, []]):
+        parts = [sums_of(part) for part in split]
+        torch.testing.assert_close(parts[0][0] + parts[1][0], together[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(parts[0][1] + parts[1][1], together[1], atol=1e-5, rtol=1e-6)
+
+
+def test_bf16_parameters_are_summed_in_fp32(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    rows = rows_of(random_sample, fill_row)
+    drafter = tiny_drafter(tiny_spec()).to(torch.bfloat16)
+    step = TrainStep(drafter, *frozen(), SHAPE, LossConfig())
+    alone = []
+    for row in rows:
+        step.reset()
+        run(step, [row])
+        alone.append(step.gradient_sum.clone())
+        assert torch.equal(alone[-1], alone[-1].bfloat16().float())  # one row's gradient is what bf16 holds
+    step.reset()
+    run(step, rows * 3)
+    assert step.gradient_sum.dtype == torch.float32
+    torch.testing.assert_close(step.gradient_sum, 3 * (alone[0] + alone[1]), atol=1e-5, rtol=1e-5)
+    assert all(parameter.grad is None for parameter in drafter.parameters())
+
+
+def test_reset_forgets_everything(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    rows = rows_of(random_sample, fill_row)
+    step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig())
+    run(step, rows)
+    first = step.gradient_sum.clone(), step.sums.values.clone()
+    step.reset()
+    assert step.gradient_sum.abs().sum() == step.sums.values.abs().sum() == 0
+    run(step, rows)
+    assert torch.equal(step.gradient_sum, first[0])
+    assert torch.equal(step.sums.values, first[1])
+
+
+def test_measuring_gives_the_numbers_and_no_gradient(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    rows = rows_of(random_sample, fill_row)
+    step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig())
+    batch, sums = RowBatch(step.drafter.spec, SHAPE, CPU, torch.float32), StepSums(8, CPU)
+    for row in rows:
+        batch.load(row)
+        step.measure(batch, sums)
+    assert step.gradient_sum.abs().sum() == 0
+    run(step, rows)
+    torch.testing.assert_close(step.sums.values, sums.values)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_update_moves_every_weight_and_no_frozen_one(
+    name, dtype, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    drafter = tiny_drafter(tiny_spec()).to(dtype)
+    embedding, head = frozen()
+    step = TrainStep(drafter, embedding, head, SHAPE, LossConfig())
+    optimizer = MasterOptimizer(drafter.named_parameters(), OptimConfig(name=name, lr=1e-4, warmup_share=0.0), 10)
+    before = [master.clone() for master in optimizer.masters]
+    inside = step.embedding.clone(), step.head.weight.clone()
+    run(step, rows_of(random_sample, fill_row))
+    optimizer.step(step.gradients, step.sums.weight)
+    for parameter_name, old, new in zip(optimizer.names, before, optimizer.masters):
+        assert (old != new).float().mean() > 0.9, parameter_name
+    assert torch.equal(step.embedding, inside[0])
+    assert torch.equal(step.head.weight, inside[1])
+    assert step.embedding.grad is None
+    assert step.head.weight.grad is None
+
+
+def test_a_tied_head_is_held_once(tiny_spec, tiny_drafter) -> None:
+    embedding, _ = frozen()
+    step = TrainStep(tiny_drafter(tiny_spec()).to(torch.bfloat16), embedding, embedding, SHAPE, LossConfig())
+    assert step.head.weight.data_ptr() == step.embedding.data_ptr()
+
+
+def test_a_row_without_anchors_adds_nothing_and_stays_finite(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    rows = rows_of(random_sample, fill_row)
+    empty = fill_row(SHAPE, [random_sample(7, 50)], [])
+    void = fill_row(SHAPE, [], [])
+    for weights in ("decay", "dpace"):
+        step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig(weights=weights))
+        run(step, [empty, void])
+        assert step.gradient_sum.abs().sum() == step.sums.values.abs().sum() == 0
+        run(step, rows)
+        alone = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig(weights=weights))
+        run(alone, rows)
+        assert torch.equal(step.gradient_sum, alone.gradient_sum)
+        assert torch.isfinite(step.gradient_sum).all()

@@ -1,0 +1,95 @@
+"""One row on the device: what the drafter reads and what its slots are held to.
+
+Static buffers of constant shape, refilled from a loader's slot; knows no store and no loss.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from .blocks import context_mask, flex_mask, own_mask
+from .slot import RowArrays, RowShape
+from .spec import DrafterSpec
+
+
+class RowBatch:
+    """Buffers of one row of `shape`, allocated once on `device` and owned here.
+
+    taps [T, Lt*H] in `dtype`; ids, loss_mask, sample_ids [T+B] and positions [T] of the context; anchors,
+    keep and starts [A] (row indices, True = counts, first row index of the anchor's sample); block_ids and
+    block_positions [Q]; labels and valid [A, B-1] for slots 1..B-1; mask as the device's attention takes it.
+    """
+
+    def __init__(self, spec: DrafterSpec, shape: RowShape, device: torch.device, dtype: torch.dtype) -> None:
+        if spec.block_size != shape.block_size:
+            raise ValueError(f"a drafter of block size {spec.block_size} in rows of block size {shape.block_size}")
+        self.spec, self.shape = spec, shape
+
+        def buffer(*axes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(axes, dtype=dtype, device=device)
+
+        tokens, ahead = shape.row_tokens, shape.row_tokens + shape.block_size
+        slots = (shape.anchors, shape.block_size - 1)
+        self.taps = buffer(tokens, spec.num_taps * spec.hidden_size, dtype=dtype)
+        self.ids, self.loss_mask = buffer(ahead), buffer(ahead, dtype=torch.bool)
+        self.sample_ids, self.positions = buffer(ahead), buffer(tokens)
+        self.anchors, self.starts = buffer(shape.anchors), buffer(shape.anchors)
+        self.keep = buffer(shape.anchors, dtype=torch.bool)
+        self.block_ids, self.block_positions = buffer(shape.num_queries), buffer(shape.num_queries)
+        self.labels, self.valid = buffer(*slots), buffer(*slots, dtype=torch.float32)
+        self.slot_numbers = torch.arange(shape.stride, device=device)
+        self.mask: Tensor | BlockMask = buffer(0, dtype=torch.bool)
+        if device.type != "cuda":
+            self.mask = buffer(shape.num_queries, shape.num_keys, dtype=torch.bool)
+            self.mask[:, tokens:] = own_mask(shape, spec.is_causal, device)
+
+    def load(self, row: RowArrays) -> None:
+        """Copies a row of the loader and derives blocks, labels and mask from it."""
+        self.load_taps(row.taps)
+        tokens = self.shape.row_tokens
+        self.ids.copy_(torch.from_numpy(row.ids), non_blocking=True)
+        self.loss_mask.copy_(torch.from_numpy(row.loss_mask), non_blocking=True)
+        self.sample_ids[:tokens].copy_(torch.from_numpy(row.sample_ids), non_blocking=True)
+        self.sample_ids[tokens:] = -1
+        self.positions.copy_(torch.from_numpy(row.positions), non_blocking=True)
+        self.anchors.copy_(torch.from_numpy(row.anchors), non_blocking=True)
+        self.keep.copy_(torch.from_numpy(row.keep), non_blocking=True)
+        self.derive_blocks()
+        self.derive_labels()
+        self.derive_mask()
+
+    def load_taps(self, planes: np.ndarray) -> None:
+        """planes [Lt, T, H] u16, bits of bfloat16, to taps [T, Lt*H]."""
+        states = torch.from_numpy(planes).view(torch.bfloat16)
+        num_taps, tokens, hidden = planes.shape
+        by_token = states.to(self.taps.device, non_blocking=True).transpose(0, 1)  # [T, Lt, H]
+        self.taps.view(tokens, num_taps, hidden).copy_(by_token)
+
+    def derive_blocks(self) -> None:
+        """Sample starts; ids (slot 0 the anchor's token, masks behind it and in spare blocks) and positions."""
+        tokens = self.shape.row_tokens
+        samples = self.sample_ids[:tokens]
+        begins = torch.zeros_like(samples)
+        begins[1:] = torch.where(samples[1:] != samples[:-1], torch.arange(1, tokens, device=samples.device), 0)
+        self.starts.copy_(torch.cummax(begins, dim=0).values[self.anchors])
+        self.block_ids.fill_(self.spec.mask_token_id)
+        first = torch.where(self.keep, self.ids[self.anchors], self.spec.mask_token_id)
+        self.block_ids.view(-1, self.shape.stride)[:, 0] = first
+        self.block_positions.copy_((self.positions[self.anchors][:, None] + self.slot_numbers).view(-1))
+
+    def derive_labels(self) -> None:
+        """Slot k is held to the token at a+k while every token after the anchor is trained on and of its sample."""
+        place = self.anchors[:, None] + self.slot_numbers[1 : self.shape.block_size]  # [A, B-1]
+        self.labels.copy_(self.ids[place])
+        same_sample = self.sample_ids[place] == self.sample_ids[self.anchors][:, None]
+        valid = same_sample & self.loss_mask[place] & self.keep[:, None]
+        self.valid.copy_(torch.cumprod(valid.to(torch.float32), dim=1))
+
+    def derive_mask(self) -> None:
+        """The mask of this row's anchors: dense on a CPU, tiles on CUDA."""
+        window, causal = self.spec.window, self.spec.is_causal
+        if isinstance(self.mask, Tensor) and self.mask.numel():
+            self.mask[:, : self.shape.row_tokens] = context_mask(self.anchors, self.starts, self.shape, window)
+        else:
+            self.mask = flex_mask(self.anchors, self.starts, self.shape, window, causal)

@@ -1,0 +1,226 @@
+"""The DFlash drafter: a block of masked slots reads the target's recorded states.
+
+Mathematics and weight names of dflash-spec 1.1 and 1.2 (z-lab's format). Knows no store, no loss
+and no optimizer; embedding and head stay with the target and are passed in from outside.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+
+from .attention import KeysValues, Visible, attend, visible_keys
+from .spec import DrafterSpec
+
+Rotation = tuple[Tensor, Tensor]  # cos, sin: [n, d/2] fp32
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Queries from the block; keys and values from the context and the block, by the same weights."""
+
+    def __init__(self, spec: DrafterSpec) -> None:
+        super().__init__()
+        hidden, width = spec.hidden_size, spec.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, width
+        self.q_proj = nn.Linear(hidden, spec.num_heads * width, bias=False)
+        self.k_proj = nn.Linear(hidden, spec.num_kv_heads * width, bias=False)
+        self.v_proj = nn.Linear(hidden, spec.num_kv_heads * width, bias=False)
+        self.o_proj = nn.Linear(spec.num_heads * width, hidden, bias=False)
+        self.q_norm = RMSNorm(width, spec.rms_norm_eps)
+        self.k_norm = RMSNorm(width, spec.rms_norm_eps)
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> KeysValues:
+        """Rotated keys and values of x [n, H]: two of [nkv, n, d]."""
+        keys = rotate(self.k_norm(self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)), rotation)
+        values = self.v_proj(x).view(-1, self.num_kv_heads, self.head_dim)
+        return keys.transpose(0, 1), values.transpose(0, 1)
+
+    def forward(self, x: Tensor, rotation: Rotation, context: KeysValues, visible: Visible) -> Tensor:
+        queries = rotate(self.q_norm(self.q_proj(x).view(-1, self.num_heads, self.head_dim)), rotation)
+        out = attend(queries.transpose(0, 1), context, self.keys_values(x, rotation), visible)  # [nq, Q, d]
+        return self.o_proj(out.transpose(0, 1).reshape(-1, self.num_heads * self.head_dim))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, spec: DrafterSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A pre-norm Qwen3 layer over the block's residual stream."""
+
+    def __init__(self, spec: DrafterSpec) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.self_attn = Attention(spec)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.mlp = MLP(spec)
+
+    def forward(self, x: Tensor, rotation: Rotation, context: KeysValues, visible: Visible) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, context, visible)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Drafter(nn.Module):
+    """Fuses the taps once, then runs L layers over the blocks.
+
+    `inv_freq` is a plain fp32 attribute: it follows the weights to their device and never
+    takes their dtype (dflash-spec 2.4).
+    """
+
+    def __init__(self, spec: DrafterSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.fc = nn.Linear(spec.num_taps * spec.hidden_size, spec.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
+        self.layers: Sequence[Layer] = layers  # pyright: ignore[reportAttributeAccessIssue]
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        pairs = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device="cpu")
+        self.inv_freq = 1.0 / spec.rope_theta ** (pairs / spec.head_dim)  # [d/2] fp32
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        if self.fc.weight.device.type != "meta":
+            self.inv_freq = self.inv_freq.to(self.fc.weight.device)
+        return self
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Matrices ~ N(0, 0.02), norms 1; the same numbers on every device and in every dtype's rounding."""
+        rng = torch.Generator("cpu").manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=rng))
+            else:
+                parameter.fill_(1.0)
+
+    def forward(
+        self,
+        taps: Tensor,
+        block_embeds: Tensor,
+        context_positions: Tensor,
+        block_positions: Tensor,
+        mask: Tensor | BlockMask,
+    ) -> Tensor:
+        """Output of all blocks of a row, after the final norm: [Q, H].
+
+        taps [T, Lt*H], block_embeds [Q, H] (already scaled), positions [T] and [Q]. On a CPU `mask` is
+        the dense bool [Q, T+Q], True = visible; on CUDA it is a BlockMask and the call is inside
+        torch.compile. Anything else raises RuntimeError: no path is ever chosen silently.
+        """
+        visible = visible_keys(mask, len(taps), taps.device)
+        context = self.hidden_norm(self.fc(taps))  # [T, H]
+        context_rotation = self.rotation(context_positions)
+        block_rotation = self.rotation(block_positions)
+        x = block_embeds
+        for layer in self.layers:
+            x = layer(x, block_rotation, layer.self_attn.keys_values(context, context_rotation), visible)
+        return self.norm(x)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """cos and sin of the rotary angles of positions [n]: two of [n, d/2] fp32."""
+        angles = positions.to(torch.float32)[:, None] * self.inv_freq  # [n, d/2]
+        return angles.cos(), angles.sin()
+
+    def new_cache(self) -> "ContextCache":
+        """An empty context for one sequence."""
+        return ContextCache(self.spec, self.fc.weight.device, self.fc.weight.dtype)
+
+    @torch.no_grad()
+    def extend(self, cache: "ContextCache", taps: Tensor, positions: Tensor) -> None:
+        """Appends the context of taps [m, Lt*H] at positions [m]; they depend on nothing before them."""
+        context = self.hidden_norm(self.fc(taps.to(self.fc.weight.dtype)))  # [m, H]
+        rotation = self.rotation(positions)
+        cache.append([layer.self_attn.keys_values(context, rotation) for layer in self.layers], positions)
+
+    @torch.no_grad()
+    def propose(self, cache: "ContextCache", block_embeds: Tensor, positions: Tensor) -> Tensor:
+        """Output of one block [m, H] at positions [m], m <= B, after the final norm; leaves the cache as it was.
+
+        Dense attention of m queries on every device: its scores are m x (context + m), not a training step's.
+        """
+        rotation = self.rotation(positions)
+        mask = cache.mask(positions)
+        x = block_embeds.to(self.fc.weight.dtype)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotation, cache.context(i), mask)
+        return self.norm(x)
+
+
+class ContextCache:
+    """Keys and values of the context of one sequence, per layer; grows by doubling."""
+
+    def __init__(self, spec: DrafterSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.length = 0
+        self.positions = torch.empty(0, dtype=torch.int64, device=device)
+        empty = torch.empty(2, spec.num_kv_heads, 0, spec.head_dim, dtype=dtype, device=device)
+        self.layers = [empty for _ in range(spec.num_layers)]  # each [2 (keys, values), nkv, capacity, d]
+
+    def append(self, layers: list[KeysValues], positions: Tensor) -> None:
+        """Adds the keys and values [nkv, m, d] of each layer at positions [m]."""
+        end = self.length + len(positions)
+        for i, (keys, values) in enumerate(layers):
+            self.layers[i] = held = grown(self.layers[i], end)
+            held[0, :, self.length : end] = keys
+            held[1, :, self.length : end] = values
+        self.positions = torch.cat([self.positions, positions.to(self.positions)])
+        self.length = end
+
+    def context(self, layer: int) -> KeysValues:
+        """Keys and values of a layer: two views of [nkv, length, d]."""
+        held = self.layers[layer][:, :, : self.length]
+        return held[0], held[1]
+
+    def mask(self, positions: Tensor) -> Tensor | None:
+        """What a block at positions [m] sees: bool [m, length+m], or None where it sees everything."""
+        if self.spec.window is None and not self.spec.is_causal:
+            return None
+        keys = torch.cat([self.positions, positions.to(self.positions)])
+        distance = positions.to(keys)[:, None] - keys[None]  # [m, length+m]
+        seen = torch.ones_like(distance, dtype=torch.bool)
+        if self.spec.window is not None:
+            seen[:, : self.length] = distance[:, : self.length] < self.spec.window
+        if self.spec.is_causal:
+            seen[:, self.length :] = distance[:, self.length :] >= 0
+        return seen
+
+
+def grown(held: Tensor, length: int) -> Tensor:
+    """`held` itself, or a copy with at least twice its capacity, so that `length` entries fit."""
+    capacity = held.shape[2]
+    if length <= capacity:
+        return held
+    larger = held.new_empty(*held.shape[:2], max(length, 2 * capacity), held.shape[3])
+    larger[:, :, :capacity] = held
+    return larger
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotary embedding of x [n, heads, d] in pairs (i, i + d/2), computed in fp32, back in x's dtype."""
+    cos, sin = rotation[0][:, None], rotation[1][:, None]
+    first, second = x.to(torch.float32).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,185 @@
+"""What a drafter is: its shape, taps, mask token and the target's quirks it must repeat.
+
+Knows configs and plain facts of a target; no weights, no torch.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import UserError
+from .config import DrafterConfig
+
+SLOT_MEANING = "slot k predicts its own position a+k"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterSpec:
+    """Everything that fixes a drafter's weights and mathematics; saved with every checkpoint.
+
+    `window` (tokens, per query, strict) and `is_causal` (inside the block) hold for all layers.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_taps: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    block_size: int
+    mask_token_id: int
+    tap_layers: tuple[int, ...]
+    num_target_layers: int
+    max_positions: int
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    window: int | None = None
+    is_causal: bool = False
+    slot_meaning: str = SLOT_MEANING
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"drafter with {self.num_heads} query heads and {self.num_kv_heads} key/value heads",
+                "query heads in equal groups per key/value head",
+                "set drafter.num_heads and drafter.num_kv_heads",
+            )
+        if self.head_dim % 2:
+            raise UserError(f"head_dim = {self.head_dim}", "an even number, for the rotary pairs", "set an even one")
+        if len(self.tap_layers) != self.num_taps:
+            raise ValueError(f"{self.num_taps} taps, but tap_layers = {self.tap_layers}")
+        if self.slot_meaning != SLOT_MEANING:
+            raise UserError(
+                f"slot_meaning = {self.slot_meaning!r}",
+                f"{SLOT_MEANING!r}; the other layout accepts next to nothing without an error",
+                "use a drafter of this layout",
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads it back."""
+        return dataclasses.asdict(self) | {"tap_layers": list(self.tap_layers)}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "DrafterSpec":
+        """The spec that `as_dict` wrote. Raises UserError for unknown or missing fields."""
+        fields = {field.name: field for field in dataclasses.fields(DrafterSpec)}
+        required = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+        wrong = sorted((set(values) - set(fields)) | (required - set(values)))
+        if wrong:
+            raise UserError(
+                f"a drafter's facts with wrong fields: {', '.join(wrong)}",
+                f"the fields {', '.join(fields)}",
+                "read the run with the version that wrote it",
+            )
+        plain: dict[str, Any] = {**values, "tap_layers": tuple(values["tap_layers"])}
+        return DrafterSpec(**plain)
+
+
+def make_spec(config: DrafterConfig, target: Mapping[str, Any], tap_layers: Sequence[int]) -> DrafterSpec:
+    """The drafter's spec from the run's config, the target's facts and the store's taps.
+
+    `target` is TargetFacts as a plain dict. Raises UserError where a size is known from neither side,
+    where the taps are no subset of the store's, and for a mask token that is none.
+    """
+    rope = target.get("rope") or {}
+    if rope.get("rope_theta") is None:
+        raise UserError(
+            f"the target's rope settings {dict(rope)} hold no rope_theta",
+            "the base of its rotary angles, which the drafter shares",
+            "record the store again with a target whose config states rope_theta",
+        )
+    taps = choose_taps(config.taps, tap_layers)
+    return DrafterSpec(
+        hidden_size=target["hidden_size"],
+        intermediate_size=size_of("intermediate_size", config.intermediate_size, target),
+        num_layers=config.num_layers,
+        num_heads=size_of("num_heads", config.num_heads, target),
+        num_kv_heads=size_of("num_kv_heads", config.num_kv_heads, target),
+        head_dim=size_of("head_dim", config.head_dim, target),
+        num_taps=len(taps),
+        vocab_size=target["vocab_size"],
+        rms_norm_eps=target["rms_norm_eps"],
+        rope_theta=float(rope["rope_theta"]),
+        block_size=config.block_size,
+        mask_token_id=choose_mask_token(config.mask_token_id, target),
+        tap_layers=taps,
+        num_target_layers=target["num_layers"],
+        max_positions=target["max_positions"],
+        embedding_scale=target.get("embedding_scale", 1.0),
+        output_multiplier=target.get("output_multiplier", 1.0),
+        logit_softcap=target.get("logit_softcap"),
+    )
+
+
+def size_of(name: str, own: int | None, target: Mapping[str, Any]) -> int:
+    """The config's value, else the target's."""
+    value = own if own is not None else target.get(name)
+    if value is None:
+        raise UserError(f"the target states no {name}", f"a value for drafter.{name}", f"--set drafter.{name}=...")
+    return int(value)
+
+
+def choose_taps(wanted: Sequence[int] | None, stored: Sequence[int]) -> tuple[int, ...]:
+    """The taps to train on, in their given order: all stored ones, or a subset without repeats."""
+    taps = tuple(stored if wanted is None else wanted)
+    if not taps or len(set(taps)) != len(taps) or not set(taps) <= set(stored):
+        raise UserError(
+            f"drafter.taps = {list(taps)}", f"distinct layers of the store's taps {list(stored)}", "change drafter.taps"
+        )
+    return taps
+
+
+def choose_mask_token(requested: int | None, target: Mapping[str, Any]) -> int:
+    """Id of the masked slots: a row of the target's embedding that means nothing else.
+
+    Without a request the tokenizer's own mask token, else the first embedding row beyond the tokenizer.
+    Raises UserError for an id outside the embedding or with a meaning of its own (pad, begin, end), and
+    where no unused row exists (dflash-spec 1.5). Whether text holds the id, `require_free` decides.
+    """
+    vocab_size, mask_id = target["vocab_size"], target.get("mask_id")
+    if requested is None:
+        unused = target["tokenizer_size"]
+        choice = mask_id if mask_id is not None else unused
+        if mask_id is None and unused >= vocab_size:
+            raise UserError(
+                f"the tokenizer has no mask token and fills all {vocab_size} rows of the embedding",
+                "an id that the masked slots can use",
+                "set drafter.mask_token_id (--mask-token) to a token that no text contains",
+            )
+    else:
+        choice = requested
+    if not 0 <= choice < vocab_size:
+        raise UserError(
+            f"mask token {choice} lies outside the target's embedding",
+            f"an id from 0 to {vocab_size - 1}",
+            "set drafter.mask_token_id (--mask-token)",
+        )
+    meanings = [("the padding token", [target.get("pad_id")]), ("the begin token", [target.get("bos_id")])]
+    meanings.append(("an end token", list(target.get("eos_ids") or ())))
+    for meaning, ids in meanings:
+        if choice in ids:
+            raise UserError(
+                f"mask token {choice} is {meaning} of the target",
+                "a reserved row of its embedding, unused otherwise",
+                "set drafter.mask_token_id (--mask-token), perhaps to the first row beyond the tokenizer",
+            )
+    return choice
+
+
+def require_free(mask_token_id: int, target: Mapping[str, Any], num_holding: int, num_samples: int) -> None:
+    """Raises UserError where text uses the mask token, unless the tokenizer declares it as such.
+
+    `num_holding` of `num_samples` samples hold the id.
+    """
+    if num_holding and mask_token_id != target.get("mask_id"):
+        raise UserError(
+            f"mask token {mask_token_id} is not free: {num_holding:,} of {num_samples:,} samples hold it",
+            "an id that no text holds, like the tokenizer's mask token or a row beyond the tokenizer",
+            "set drafter.mask_token_id (--mask-token), or leave it out",
+        )

@@ -1,0 +1,144 @@
+"""One row through the drafter: forward, loss, backward, and the sums of a whole step.
+
+Nothing is normalised here: gradients and numbers are sums over rows (and, after a reduction, over ranks),
+divided once by whoever has them all, so a step does not depend on how its rows were dealt.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .batch import RowBatch
+from .config import LossConfig
+from .drafter import Drafter
+from .loss import BlockLoss, Head, decay_weights, default_gamma, frozen_head_loss
+from .slot import RowShape
+
+
+class StepSums:
+    """What the blocks of a step add up to; one flat fp64 tensor, so that ranks reduce it in one call.
+
+    loss = sum of weight * nll, weight = its denominator, blocks = kept blocks, accepted = leading right
+    slots of kept blocks; hits and valid count per slot 1..B-1.
+    """
+
+    HEAD = ("loss", "weight", "blocks", "accepted")
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self.num_slots = block_size - 1
+        self.values = torch.zeros(len(self.HEAD) + 2 * self.num_slots, dtype=torch.float64, device=device)
+
+    def add(self, result: BlockLoss, valid: Tensor) -> None:
+        """Adds one row; `valid` [A, B-1] is 1.0 where a slot counts. Does not wait for the device."""
+        right = result.hit * valid  # [A, B-1]
+        accepted = torch.cumprod(right, dim=1).sum()
+        head = torch.stack([result.loss.detach(), result.weights.sum(), valid[:, 0].sum(), accepted])
+        self.values += torch.cat([head, right.sum(0), valid.sum(0)])
+
+    def zero(self) -> None:
+        """Forgets all rows."""
+        self.values.zero_()
+
+    @property
+    def weight(self) -> float:
+        """The denominator of the step's gradient; waits for the device."""
+        return float(self.values[1])
+
+    def metrics(self) -> dict[str, float]:
+        """The step's numbers under fixed names; waits for the device. Empty where no block counted.
+
+        loss: weighted mean nll of the slots, nats. accuracy and accuracy_slot_K: share of valid slots (of slot K)
+        whose label has the largest logit. Teacher-forced over sampled anchors, mean over kept blocks:
+        accepted_drafts_teacher_forced counts leading right slots, acceptance_length_teacher_forced adds the
+        bonus token. Decoding restarts at the hard tokens, so the acceptance length there differs.
+        """
+        numbers = self.values.tolist()
+        loss, weight, blocks, accepted = numbers[: len(self.HEAD)]
+        slots = numbers[len(self.HEAD) :]
+        hits, valid = slots[: self.num_slots], slots[self.num_slots :]
+        if not weight or not blocks:
+            return {}
+        named = {
+            "loss": loss / weight,
+            "accuracy": sum(hits) / sum(valid),
+            "accepted_drafts_teacher_forced": accepted / blocks,
+            "acceptance_length_teacher_forced": accepted / blocks + 1.0,
+        }
+        return named | {f"accuracy_slot_{k + 1}": hits[k] / valid[k] for k in range(self.num_slots) if valid[k]}
+
+
+class TrainStep:
+    """Sums gradients and numbers of the rows of a step.
+
+    `embedding` and `head` [V, H] are the target's, never trained; copied to the drafter's device and dtype.
+    `gradient_sum` is flat fp32 over all parameters (ranks reduce it in one call), `gradients` are its views,
+    one per parameter in the order of `drafter.parameters()`.
+    """
+
+    def __init__(self, drafter: Drafter, embedding: Tensor, head: Tensor, shape: RowShape, config: LossConfig) -> None:
+        spec = drafter.spec
+        weight = drafter.fc.weight
+        self.drafter, self.shape, self.config = drafter, shape, config
+        self.embedding = embedding.detach().to(weight.device, weight.dtype)
+        own_head = self.embedding if head is embedding else head.detach().to(weight.device, weight.dtype)
+        self.head = Head(weight=own_head, multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
+        self.slot_weights = slot_weights(config, shape.block_size).to(weight.device)  # [B-1] fp32
+        self.sums = StepSums(shape.block_size, weight.device)
+        self.parameters = list(drafter.parameters())
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.gradient_sum = torch.zeros(sum(sizes), dtype=torch.float32, device=weight.device)
+        pieces = self.gradient_sum.split(sizes)
+        self.gradients = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
+        compiled = weight.device.type == "cuda"
+        self.forward = torch.compile(drafter, fullgraph=True, dynamic=False) if compiled else drafter
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts a step: zero gradients, zero sums."""
+        self.gradient_sum.zero_()
+        self.sums.zero()
+        for parameter, gradient in zip(self.parameters, self.gradients):
+            parameter.grad = gradient if parameter.dtype == torch.float32 else None
+
+    def accumulate(self, batch: RowBatch) -> None:
+        """Adds one row's un-normalised gradients and numbers; does not wait for the device."""
+        result = self.loss(batch)
+        result.loss.backward()
+        for parameter, gradient in zip(self.parameters, self.gradients):
+            if parameter.dtype != torch.float32:
+                assert parameter.grad is not None
+                gradient += parameter.grad
+                parameter.grad = None
+        self.sums.add(result, batch.valid)
+
+    @torch.no_grad()
+    def measure(self, batch: RowBatch, sums: StepSums) -> None:
+        """Adds one row's numbers to `sums`, without gradients."""
+        sums.add(self.loss(batch), batch.valid)
+
+    def loss(self, batch: RowBatch) -> BlockLoss:
+        """Forward and loss of one row."""
+        hidden = self.forward(
+            batch.taps, self.block_embeds(batch), batch.positions, batch.block_positions, batch.mask
+        )  # [Q, H]
+        return frozen_head_loss(
+            hidden,
+            self.head,
+            batch.labels,
+            batch.valid * self.slot_weights,
+            chunk_blocks=self.config.chunk_blocks,
+            dpace_alpha=self.config.dpace_alpha if self.config.weights == "dpace" else None,
+        )
+
+    def block_embeds(self, batch: RowBatch) -> Tensor:
+        """Scaled embeddings [Q, H] of the block's tokens."""
+        embeds = F.embedding(batch.block_ids, self.embedding)
+        scale = self.drafter.spec.embedding_scale
+        return embeds if scale == 1.0 else embeds * scale
+
+
+def slot_weights(config: LossConfig, block_size: int) -> Tensor:
+    """Static weights of slots 1..B-1, [B-1] fp32; ones where D-PACE finds its own."""
+    if config.weights != "decay":
+        return torch.ones(block_size - 1)
+    return decay_weights(block_size, config.gamma or default_gamma(block_size))
