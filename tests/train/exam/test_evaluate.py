@@ -1,0 +1,201 @@
+"""The exam as a user runs it: decoded and offline on the packaged target, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dflash_offline import UserError
+from dflash_offline.settings import resolve
+from dflash_offline.train.config import EvaluateConfig
+from dflash_offline.train.evaluate import evaluate
+
+TOKENS = 24
+
+
+def run_exam(tiny_run, tmp_path, *settings, target=None):
+    """The report, its JSON, and the names of targets that were opened."""
+    opened = []
+
+    def open_target(name, device):
+        opened.append((name, device))
+        return target or tiny_run.target
+
+    own = [f"out={tmp_path / 'exam.json'}", "device=cpu", f"max_new_tokens={TOKENS}"]
+    config = resolve(EvaluateConfig, name="evaluate", overrides=[*own, *settings])
+    report = evaluate(tiny_run.run_dir, config, open_target)
+    return report, json.loads((tmp_path / "exam.json").read_text()), opened
+
+
+def test_decoding_the_held_out_prompts_is_lossless_and_equals_the_walk(tiny_run, tmp_path):
+    report, exam, opened = run_exam(tiny_run, tmp_path)
+    assert opened == [("tiny", "cpu")]
+    assert exam["mode"] == "decoded"
+    assert exam["num_equal"] == exam["num_prompts"] == 6
+    assert exam["mismatches"] == []
+    assert exam["num_new_tokens"] == sum(map(len, tiny_run.answers))
+    assert exam["acceptance_length"] > 1.2, "a drafter that is sometimes right, or nothing is compared"
+    walked, offline, nobody = run_exam(tiny_run, tmp_path, "offline=true")
+    assert nobody == []
+    assert offline["mode"] == "offline"
+    assert sorted(map(repr, walked.acceptance.answers)) == sorted(map(repr, report.acceptance.answers))
+    for name in (
+        "acceptance_length",
+        "acceptance_length_cycles",
+        "histogram",
+        "per_position",
+        "num_prompts",
+        "by_task",
+    ):
+        assert offline[name] == exam[name]
+    assert set(exam["by_task"]) == {task.kind for task in tiny_run.tasks}
+
+
+def test_the_numbers_are_those_of_the_cycles(tiny_run, tmp_path):
+    report, exam, _ = run_exam(tiny_run, tmp_path, "limit=4")
+    lengths = [answer.lengths for answer in report.acceptance.answers]
+    assert len(lengths) == 4
+    assert exam["acceptance_length"] == pytest.approx(np.mean([np.mean(cycles) for cycles in lengths]))
+    assert exam["acceptance_length_cycles"] == pytest.approx(np.mean(np.concatenate(lengths)))
+    assert exam["speed_up"] == pytest.approx(exam["plain_s"] / exam["speculative_s"])
+    assert exam["num_new_tokens"] == sum(map(sum, lengths)) + 4
+    assert {"acceptance_length", "per_position", "speed_up", "num_equal"} <= set(exam["definitions"])
+    text = report.text()
+    assert "lossless   4/4" in text
+    assert f"{exam['acceptance_length']:.3f}" in text
+    assert text.splitlines()[-1] == f"next: dflash export {tiny_run.run_dir}"
+    for path in report.saved:
+        assert Path(path).is_file()
+
+
+def prompt_lines(tiny_run):
+    first, second, third = tiny_run.tasks[:3]
+    chat = [{"role": "user", "content": second.prompt}]
+    return [
+        json.dumps({"prompt": first.prompt, "answer": first.answer, "task": first.kind, "id": 7}),
+        "",
+        json.dumps({"messages": [*chat, {"role": "assistant", "content": "old"}], "answer": "no such answer"}),
+        "{broken",
+        json.dumps({"text": "no prompt"}),
+        json.dumps({"messages": [{"role": "oracle", "content": "hm"}]}),
+        json.dumps({"prompt": "word " * 2000}),
+        json.dumps({"messages": [{"role": "user", "content": third.prompt}]}),
+    ]
+
+
+def test_prompts_of_a_file_are_rendered_answered_and_accounted_for(tiny_run, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(prompt_lines(tiny_run)).encode())
+    report, exam, _ = run_exam(tiny_run, tmp_path, f"prompts={path}", "max_new_tokens=60")
+    assert exam["num_equal"] == exam["num_prompts"] == 3
+    expected = tiny_run.target.generate(tiny_run.prompts[:3], 60)
+    assert exam["num_new_tokens"] == sum(map(len, expected)), "the same prompts as the store's"
+    first = tiny_run.tasks[0]
+    said = tiny_run.target.tokenizer.decode(expected[0], skip_special_tokens=True)
+    right = int(said.strip() == first.answer.strip())
+    assert exam["answers"] == {first.kind: {"right": right, "known": 1}, "": {"right": 0, "known": 1}}
+    left_out = {entry["name"]: entry["reason"] for entry in exam["left_out"]}
+    assert list(left_out) == [f"prompts.jsonl:{number}" for number in (4, 5, 6, 7)]
+    assert "neither 'messages'" in left_out["prompts.jsonl:5"]
+    assert "the target takes" in left_out["prompts.jsonl:7"]
+    assert "4 left out" in report.text()
+
+
+def test_float32_taps_are_another_exam_and_stay_lossless(tiny_run, tmp_path):
+    _, exam, _ = run_exam(tiny_run, tmp_path, "tap_dtype=float32", "limit=3")
+    assert exam["num_equal"] == exam["num_prompts"] == 3
+    assert "float32" in exam["taps"]
+
+
+def test_another_checkpoint_is_another_exam(tiny_run, tmp_path):
+    _, first, _ = run_exam(tiny_run, tmp_path, "offline=true", 'checkpoint="0"')
+    _, latest, _ = run_exam(tiny_run, tmp_path, "offline=true")
+    assert (first["step"], latest["step"]) == (0, 48)
+    assert first["acceptance_length"] < latest["acceptance_length"]
+
+
+class Unsteady:
+    """A target whose forwards over several tokens, prompts aside, give other logits than single ones."""
+
+    def __init__(self, target):
+        self.inner = target
+        self.facts, self.tokenizer, self.frozen = target.facts, target.tokenizer, target.frozen
+
+    def open(self, tap_layers):
+        session = self.inner.open(tap_layers)
+        plain_forward = session.forward
+
+        def forward(ids):
+            is_block = session.length > 0 and len(ids) > 1
+            logits, taps = plain_forward(ids)
+            if is_block:
+                logits[:, 5] = logits.max() + 1.0
+            return logits, taps
+
+        session.forward = forward
+        return session
+
+
+def test_an_output_that_differs_is_shown(tiny_run, tmp_path):
+    report, exam, _ = run_exam(tiny_run, tmp_path, "limit=3", target=Unsteady(tiny_run.target))
+    assert (exam["num_equal"], exam["num_prompts"]) == (0, 3)
+    found = exam["mismatches"][0]
+    assert (found["position"], found["speculative_token"]) == (1, 5)
+    text, prompts = None, {tuple(text): prompt for prompt, text in zip(tiny_run.prompts, tiny_run.answers)}
+    for text, prompt in prompts.items():
+        if text[1] == found["plain_token"]:
+            logits = tiny_run.target.model(torch.tensor([[*prompt, text[0]]])).logits[0, -1]
+            if found["logit_gap"] == pytest.approx(float(logits[text[1]] - logits[5]), abs=1e-3):
+                break
+    else:
+        pytest.fail(f"no held-out prompt has this difference: {found}")
+    assert "lossless   0/3" in report.text()
+    assert "logit gap" in report.text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"weights_sha256": "other"}, {"hidden_size": 64}, {"vocab_size": 500}, {"tokenizer_sha256": "other"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_target_is_refused_with_both_values(tiny_run, tmp_path, changes, monkeypatch):
+    import dataclasses
+
+    (name, value) = next(iter(changes.items()))
+    other = Unsteady(tiny_run.target)
+    other.facts = dataclasses.replace(tiny_run.target.facts, **changes)
+    with pytest.raises(UserError, match="a store of another target") as caught:
+        run_exam(tiny_run, tmp_path, target=other)
+    assert str(value) in caught.value.happened
+    assert str(getattr(tiny_run.target.facts, name)) in caught.value.happened
+    assert not (tmp_path / "exam.json").exists()
+
+
+def test_a_store_of_another_target_is_refused(lab, tiny_run, tmp_path):
+    ids, text = tiny_run.prompts[0], tiny_run.answers[0]
+    mask = np.array([False] * len(ids) + [True] * len(text))
+    store = lab.write_store(tmp_path, tiny_run.target, [(ids + text, mask, "heldout", "")], weights_sha256="other")
+    for offline in ("true", "false"):
+        with pytest.raises(UserError, match="a store of another target"):
+            run_exam(tiny_run, tmp_path, f"offline={offline}", f"store={store}")
+
+
+def test_nothing_held_out_is_nothing_to_measure(lab, tiny_run, tmp_path):
+    ids, text = tiny_run.prompts[0], tiny_run.answers[0]
+    mask = np.array([False] * len(ids) + [True] * len(text))
+    store = lab.write_store(tmp_path, tiny_run.target, [(ids + text, mask, "train", "")])
+    for offline in ("true", "false"):
+        report, exam, _ = run_exam(tiny_run, tmp_path, f"offline={offline}", f"store={store}")
+        assert exam["num_prompts"] == 0
+        assert exam["acceptance_length"] is None
+        assert "nothing to measure" in report.text()
+
+
+def test_a_missing_prompts_file_is_seen_before_the_target_is_opened(tiny_run, tmp_path):
+    def open_target(name, device):
+        pytest.fail("the target was opened")
+
+    config = EvaluateConfig(prompts=str(tmp_path / "none.jsonl"), out=str(tmp_path / "exam.json"), device="cpu")
+    with pytest.raises(UserError, match=r"none\.jsonl"):
+        evaluate(tiny_run.run_dir, config, open_target)

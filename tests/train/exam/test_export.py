@@ -1,0 +1,268 @@
+"""An exported folder is read back to the same drafter, and nothing else passes for one."""
+
+import json
+
+import pytest
+import torch
+from dflash_offline import UserError
+from dflash_offline.train.checkpoint import load_drafter
+from dflash_offline.train.config import ExportConfig
+from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.export import export, read_zlab
+from dflash_offline.train.spec import DrafterSpec
+from dflash_offline.train.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
+from safetensors.torch import load_file, save_file
+
+SHAPES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "num_taps": 3,
+    "vocab_size": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "block_size": 8,
+    "mask_token_id": 63,
+    "tap_layers": (4, 0, 2),
+    "num_target_layers": 6,
+    "max_positions": 512,
+}
+
+
+def make_spec(**changes) -> DrafterSpec:
+    return DrafterSpec(**(SHAPES | changes))
+
+
+@pytest.fixture
+def exported(tiny_run, tmp_path):
+    report = export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest"))
+    return report.path
+
+
+def outputs(drafter, width):
+    """A block of 4 after 9 context tokens."""
+    generator = torch.Generator().manual_seed(1)
+    spec, dtype = drafter.spec, drafter.fc.weight.dtype
+    cache = drafter.new_cache()
+    taps = torch.randn(9, spec.num_taps * spec.hidden_size, generator=generator).to(dtype)
+    drafter.extend(cache, taps, torch.arange(9))
+    block = torch.randn(width, spec.hidden_size, generator=generator).to(dtype)
+    return drafter.propose(cache, block, torch.arange(9, 9 + width))
+
+
+def test_the_reloaded_drafter_gives_identical_outputs(tiny_run, exported):
+    drafter, facts = load_drafter(tiny_run.run_dir, "latest", "cpu", torch.bfloat16)
+    spec, state = read_zlab(exported)
+    assert spec == facts.spec
+    again = Drafter(spec).to(torch.bfloat16)
+    again.load_state_dict(state)
+    assert torch.equal(outputs(again, 4), outputs(drafter, 4))
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
+
+
+def test_float32_export_keeps_every_bit(tiny_run, tmp_path):
+    export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out")), dtype=torch.float32)
+    _, state = read_zlab(tmp_path / "out")
+    for name, tensor in tiny_run.drafter.state_dict().items():
+        assert torch.equal(state[name], tensor)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_tensors_are_exactly_the_formats(tiny_run, exported):
+    tensors = load_file(exported / "model.safetensors")
+    spec = tiny_run.drafter.spec
+    assert len(tensors) == 11 * spec.num_layers + 3
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == tensor_shapes(spec)
+    assert not [name for name in tensors if "embed" in name or "lm_head" in name or "rot" in name]
+    assert sum(tensor.numel() for tensor in tensors.values()) == num_parameters(spec)
+
+
+def test_config_has_the_keys_that_engines_read(tiny_run, exported):
+    config = json.loads((exported / "config.json").read_text())
+    spec, facts = tiny_run.drafter.spec, tiny_run.target.facts
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert config["model_type"] == "qwen3"
+    assert config["block_size"] == config["dflash_config"]["block_size"] == spec.block_size
+    assert config["dflash_config"]["target_layer_ids"] == [0, 2, 4]
+    assert config["dflash_config"]["mask_token_id"] == spec.mask_token_id
+    assert config["dflash_config"]["slot_meaning"] == "slot k predicts its own position a+k"
+    assert config["num_target_layers"] == facts.num_layers
+    assert config["layer_types"] == ["full_attention"] * spec.num_layers
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == facts.rope["rope_theta"]
+    assert config["rope_parameters"]["rope_type"] == "default"
+    assert (config["use_sliding_window"], config["sliding_window"], config["tie_word_embeddings"]) == (
+        False,
+        None,
+        False,
+    )
+    assert config["eos_token_id"] == facts.eos_ids[0]
+    assert config["dtype"] == "bfloat16"
+    for name in ("partial_rotary_factor", "mrope_section", "is_causal", "auto_map"):
+        assert name not in config
+
+
+def test_transformers_reads_the_config(exported):
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(exported)
+    assert type(config).__name__ == "Qwen3Config"
+    assert config.layer_types == ["full_attention"] * 2
+    assert config.rope_parameters["rope_theta"] == 10000.0
+
+
+def test_the_card_says_what_was_trained_and_how_to_serve(tiny_run, exported):
+    card = (exported / "README.md").read_text()
+    assert tiny_run.target.facts.weights_sha256 in card
+    assert "step 48" in card
+    assert '"num_speculative_tokens": 3' in card
+    assert "--speculative-algorithm DFLASH" in card
+    assert str(tiny_run.run_dir) not in card
+
+
+@pytest.mark.parametrize(
+    "sizes, count",
+    [
+        ((4096, 12288, 32, 8, 128, 5, 5, 151_936), 1_048_626_432),
+        ((5120, 17408, 32, 8, 128, 5, 5, 248_320), 1_730_213_120),
+        ((6144, 12288, 64, 16, 64, 5, 5, 154_880), 1_635_852_928),
+    ],
+    ids=["Qwen3-8B", "27B", "GLM-5-like"],
+)
+def test_parameter_counts_of_published_drafters(sizes, count):
+    hidden, inner, heads, kv_heads, width, layers, taps, vocabulary = sizes
+    spec = make_spec(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        num_layers=layers,
+        num_taps=taps,
+        tap_layers=tuple(range(taps)),
+        vocab_size=vocabulary,
+        mask_token_id=7,
+    )
+    assert num_parameters(spec) == count
+    with torch.device("meta"):
+        drafter = Drafter(spec)
+    assert sum(parameter.numel() for parameter in drafter.parameters()) == count
+    assert {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()} == tensor_shapes(spec)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"window": 128},
+        {"window": 128, "is_causal": True},
+        {"is_causal": True},
+        {"embedding_scale": 5.5, "output_multiplier": 0.25, "logit_softcap": 30.0},
+    ],
+    ids=["plain", "sliding", "sliding-causal", "causal", "quirks"],
+)
+def test_config_and_spec_are_two_forms_of_one_thing(changes, tmp_path):
+    spec = make_spec(**changes)
+    config = json.loads(json.dumps(zlab_config(spec, {"eos_ids": [1, 2]}, "bfloat16")))
+    assert spec_of(tmp_path / "config.json", config) == spec
+
+
+def test_published_configs_without_our_keys_are_read(tmp_path):
+    config = zlab_config(make_spec(), {}, "bfloat16")
+    del config["block_size"], config["dflash_config"]["slot_meaning"], config["rope_parameters"]
+    assert spec_of(tmp_path / "config.json", config) == make_spec()
+    sliding = zlab_config(make_spec(window=64, is_causal=True), {}, "bfloat16")
+    del sliding["is_causal"]
+    assert spec_of(tmp_path / "config.json", sliding) == make_spec(window=64, is_causal=True)
+
+
+def test_the_same_export_again_changes_nothing(tiny_run, exported):
+    before = {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
+    report = export(tiny_run.run_dir, ExportConfig(out=str(exported), checkpoint="latest"))
+    assert not report.is_new
+    assert "unchanged" in report.text()
+    assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
+    assert [path.name for path in exported.parent.iterdir()] == ["out"]
+
+
+def test_a_folder_with_something_else_is_refused_and_left_alone(tiny_run, exported):
+    with pytest.raises(UserError, match="is not this export"):
+        export(tiny_run.run_dir, ExportConfig(out=str(exported), checkpoint="0"))
+    (exported / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is not this export"):
+        export(tiny_run.run_dir, ExportConfig(out=str(exported), checkpoint="latest"))
+    assert (exported / "notes.txt").read_text() == "mine"
+    assert [path.name for path in exported.parent.iterdir()] == ["out"]
+
+
+def test_an_empty_folder_is_filled(tiny_run, tmp_path):
+    (tmp_path / "deep" / "out").mkdir(parents=True)
+    assert export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "deep" / "out"))).is_new
+
+
+def test_an_export_that_fails_leaves_nothing(tiny_run, tmp_path, monkeypatch):
+    def broken(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dflash_offline.train.export.publish", broken)
+    with pytest.raises(UserError, match="ENOSPC"):
+        export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewrite(folder, **changes):
+    """Changes keys of config.json; names with a dot lie in dflash_config."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        place = config["dflash_config"] if name.startswith("own_") else config
+        place[name.removeprefix("own_")] = value
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"block_size": 16}, "block_size"),
+        ({"own_mask_token_id": None}, "mask_token_id"),
+        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ({"own_shift_label": True}, "shift_label"),
+        ({"sample_from_anchor": True}, "sample_from_anchor"),
+        ({"own_slot_meaning": "slot k predicts a+k+1"}, "slot_meaning"),
+        ({"rope_theta": 5000.0}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn"}}, "rope_type"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "layer_types"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+        ({"num_hidden_layers": 3}, "layers.2"),
+        ({"own_target_layer_ids": [0, 2]}, "fc.weight"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_contradictions_and_other_layouts_are_refused(exported, changes, said):
+    rewrite(exported, **changes)
+    with pytest.raises(UserError) as caught:
+        read_zlab(exported)
+    assert said in caught.value.happened
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape", "torn", "gone"])
+def test_other_tensors_are_refused(exported, change):
+    path = exported / "model.safetensors"
+    tensors = load_file(path)
+    if change == "missing":
+        del tensors["layers.1.self_attn.q_norm.weight"]
+    elif change == "unknown":
+        tensors["lm_head.weight"] = torch.zeros(2, 2)
+    elif change == "shape":
+        tensors["norm.weight"] = torch.zeros(5)
+    if change in ("missing", "unknown", "shape"):
+        save_file(tensors, path)
+    elif change == "torn":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        path.unlink()
+    with pytest.raises(UserError):
+        read_zlab(exported)

@@ -1,0 +1,81 @@
+"""Pictures: their size, what they show, and that nothing is drawn from nothing."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile
+from dflash_offline.train.plots import WIDTH_PX, histogram_figure, plot_run, running_mean, training_figure
+from matplotlib.patches import Rectangle
+
+
+def png_size(path):
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:24])
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    with MetricsFile(tmp_path / METRICS_NAME, -1) as metrics:
+        metrics.write(EXAM, 0, acceptance_length=1.0)
+        for step in range(1, 201):
+            metrics.write(TRAIN, step, loss=6.0 / step**0.3)
+            if step % 50 == 0:
+                metrics.write(EXAM, step, acceptance_length=1 + step / 60)
+    exam = {"histogram": [40, 20, 0, 140], "acceptance_length": 3.1}
+    (tmp_path / "evaluation.json").write_text(json.dumps(exam))
+    return tmp_path
+
+
+def test_both_pictures_are_written_whole(run_dir):
+    paths = plot_run(run_dir)
+    assert [path.name for path in paths] == ["training.png", "accepted-lengths.png"]
+    assert [png_size(path)[0] for path in paths] == [WIDTH_PX, WIDTH_PX]
+    assert sorted(path.name for path in run_dir.iterdir()) == sorted(
+        ["accepted-lengths.png", "evaluation.json", "metrics.jsonl", "training.png"]
+    )
+    assert plot_run(run_dir) == paths, "drawing again replaces them"
+
+
+def test_without_numbers_nothing_is_drawn(tmp_path):
+    assert plot_run(tmp_path) == []
+    (tmp_path / "evaluation.json").write_text(json.dumps({"histogram": [0, 0], "acceptance_length": None}))
+    assert plot_run(tmp_path) == []
+
+
+def test_the_curves_are_the_lines_of_the_file():
+    metrics = [{"kind": "exam", "step": 0, "acceptance_length": 1.0}]
+    metrics += [{"kind": "train", "step": step, "loss": float(step % 7)} for step in range(1, 101)]
+    metrics += [{"kind": "exam", "step": 100, "acceptance_length": 2.5}]
+    upper, lower = training_figure(metrics).axes
+    raw, smooth = upper.lines
+    assert np.asarray(raw.get_xydata()).tolist() == [[step, step % 7] for step in range(1, 101)]
+    assert np.asarray(smooth.get_xydata())[0].tolist() == [2, 1.5]
+    assert np.asarray(lower.lines[0].get_xydata()).tolist() == [[0, 1.0], [100, 2.5]]
+    assert "nats" in upper.get_ylabel()
+    assert "tokens" in lower.get_ylabel()
+    assert "step" in lower.get_xlabel()
+
+
+def test_a_run_without_held_out_answers_has_one_curve():
+    metrics = [{"kind": "train", "step": 1, "loss": 2.0}, {"kind": "exam", "step": 1, "acceptance_length": None}]
+    (only,) = training_figure(metrics).axes
+    assert len(only.lines) == 1
+    assert "step" in only.get_xlabel()
+
+
+def test_a_run_without_a_step_shows_its_exam():
+    assert len(training_figure([{"kind": "exam", "step": 0, "acceptance_length": 1.0}]).axes) == 2
+
+
+def test_the_bars_are_shares_of_cycles():
+    (axes,) = histogram_figure({"histogram": [1, 0, 3], "acceptance_length": 2.5}).axes
+    assert [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)] == [25.0, 0.0, 75.0]
+    assert "%" in axes.get_ylabel()
+    assert "tokens" in axes.get_xlabel()
+
+
+def test_a_running_mean_is_a_mean_of_each_window():
+    assert running_mean([1.0, 2.0, 6.0, 0.0], 3) == [3.0, 8.0 / 3]

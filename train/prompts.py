@@ -1,0 +1,121 @@
+"""The prompts of an exam: from a JSONL file, or from the held-out samples of a store.
+
+Every line that gives no prompt is named with its reason; none disappears and none ends the
+exam. Knows chat templates through the target's tokenizer only.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from .. import UserError
+from ..store.reader import StoreReader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """Token ids up to where the answer starts; `answer` is the right one, where it is known."""
+
+    ids: list[int]
+    name: str
+    task: str = ""
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of an exam, and what was left out: (name of the line or sample, reason)."""
+
+    prompts: list[Prompt]
+    left_out: list[tuple[str, str]]
+
+
+def read_lines(path: Path) -> list[tuple[str, str]]:
+    """The lines of a prompts file that are not blank, each with its name: FILE:NUMBER.
+
+    A byte-order mark is skipped; only a line feed ends a line. Raises UserError when the file
+    cannot be read or is not UTF-8.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"prompts file {str(path)!r} cannot be read: {error}", "a readable JSONL file in UTF-8", "check --prompts"
+        ) from error
+    return [(f"{path.name}:{i}", line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def render_prompts(
+    lines: Iterable[tuple[str, str]], tokenizer: Any, *, limit: int | None, template: Mapping[str, Any]
+) -> Prompts:
+    """The first `limit` prompts of named JSON lines, rendered with the tokenizer's chat template.
+
+    A line is an object with 'messages' (chat messages; an assistant message at the end is
+    dropped, the target is to write it) or 'prompt' (text, asked as one user message), perhaps
+    with 'answer' (the right answer's text), 'task' and 'id'. `template` holds options of the
+    chat template. Raises UserError when the tokenizer has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "the target's tokenizer has no chat template",
+            "a template that renders the prompts",
+            "add the template of the served model, or leave --prompts out to take the store's held-out prompts",
+        )
+    found = Prompts([], [])
+    for name, line in lines:
+        if limit is not None and len(found.prompts) >= limit:
+            break
+        try:
+            found.prompts.append(parse_line(line, name, tokenizer, template))
+        except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+            found.left_out.append((name, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def parse_line(line: str, name: str, tokenizer: Any, template: Mapping[str, Any]) -> Prompt:
+    """One line as a prompt; raises ValueError, or what the template raises, when it is none."""
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("the line is no JSON object")
+    messages = record.get("messages")
+    if messages is None and isinstance(record.get("prompt"), str) and record["prompt"]:
+        messages = [{"role": "user", "content": record["prompt"]}]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("neither 'messages' (a list of chat messages) nor 'prompt' (text)")
+    if messages and messages[-1].get("role") == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise ValueError("no message before the answer")
+    answer = record.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"'answer' is a {type(answer).__name__}, not a text")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written every special token
+    task, label = record.get("task"), record.get("id")
+    return Prompt(
+        ids=[int(i) for i in ids],
+        name=name if label is None else f"{name} (id {label})",
+        task="" if task is None else str(task),
+        answer=answer,
+    )
+
+
+def recorded_prompts(reader: StoreReader, rows: Iterable[int], *, limit: int | None) -> Prompts:
+    """The tokens of a store's samples (reader numbers) before their first supervised token."""
+    found = Prompts([], [])
+    for i in map(int, rows):
+        if limit is not None and len(found.prompts) >= limit:
+            break
+        name = f"sample {reader.samples.sample_id[i]}"
+        ids, loss_mask = reader.tokens(i)
+        first = int(np.argmax(loss_mask)) if loss_mask.any() else 0
+        if first == 0:
+            found.left_out.append((name, "no token before the first supervised one"))
+        else:
+            found.prompts.append(Prompt(ids=ids[:first].tolist(), name=name, task=str(reader.samples.task[i])))
+    return found
