@@ -1,0 +1,265 @@
+"""Files that appear whole or not at all, locks that end with their process, and errors of the disk.
+
+This file knows bytes, names and the operating system; it does not know what the bytes mean.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .. import UserError
+from .size import human_bytes
+
+MAX_BUFFERS = 1000  # buffers of one readv or writev call; Linux takes 1024 (IOV_MAX)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+SEGMENT_TEMPORARY = re.compile(r"(?:c\.(\d+)\.0\.0|(\d+)\.arrow)\.tmp\.")
+SEGMENT_FOLDERS = ("hidden", "last", "commits")
+
+
+def temporary_path(path: Path) -> Path:
+    """Where `path` is written before it is whole: `NAME.tmp.HOST.PID` beside it."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60] or "host"
+    return path.with_name(f"{path.name}.tmp.{host}.{os.getpid()}")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes the names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class NewFile:
+    """A file that appears whole and durable under its final name, or not at all.
+
+    As a context manager it finishes at the end and aborts on an exception. An OSError removes
+    the temporary and is raised as the UserError that `explain` makes of it. It has what Arrow
+    asks of a sink: `write` and `closed`.
+    """
+
+    def __init__(self, path: Path, *, explain: Callable[[OSError, Path], UserError] | None = None) -> None:
+        self.path = path
+        self.temporary = temporary_path(path)
+        self.explain = explain or storage_error
+        self.closed = False
+        self.fd = -1
+        self.size_bytes = 0
+        with self.explained():
+            self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns an OSError of its body into a UserError, after removing the temporary."""
+        try:
+            yield
+        except OSError as error:
+            explanation = self.explain(error, self.path)
+            with suppress(OSError):  # a disk that just failed; the next start removes what is left
+                self.abort()
+            raise explanation from error
+
+    def write(self, data: Any) -> int:
+        """Appends bytes or a flat byte buffer; returns their number."""
+        return self.write_buffers([memoryview(data)])
+
+    def write_buffers(self, buffers: Sequence[memoryview]) -> int:
+        """Appends flat byte buffers in one go, without joining them."""
+        if self.closed:
+            raise ValueError(f"{str(self.path)!r} is closed")
+        count = sum(map(len, buffers))
+        with self.explained():
+            write_all(self.fd, buffers)
+        self.size_bytes += count
+        return count
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Overwrites bytes that were written before."""
+        with self.explained():
+            os.pwrite(self.fd, data, offset)
+
+    def finish(self) -> int:
+        """Syncs, renames to the final name, syncs the folder; returns the bytes of the file."""
+        with self.explained():
+            os.fdatasync(self.fd)
+            os.replace(self.temporary, self.path)
+            fsync_folder(self.path.parent)
+        self.close()
+        return self.size_bytes
+
+    def abort(self) -> None:
+        """Removes the temporary; a file published earlier under this name stays."""
+        if self.fd >= 0:
+            self.close()
+            self.temporary.unlink(missing_ok=True)
+        self.closed = True
+
+    def close(self) -> None:
+        fd, self.fd, self.closed = self.fd, -1, True
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> "NewFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abort()
+
+
+def publish(path: Path, data: bytes, *, explain: Callable[[OSError, Path], UserError] | None = None) -> None:
+    """Writes `data` aside, syncs it, renames it to `path` and syncs the folder."""
+    with NewFile(path, explain=explain) as file:
+        file.write(data)
+
+
+def flat_bytes(array: np.ndarray) -> np.ndarray:
+    """A read-only flat byte view: google_crc32c takes it without a copy."""
+    view = array.view(np.uint8).reshape(-1)
+    view.flags.writeable = False
+    return view
+
+
+def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
+    """Writes flat byte buffers one after another; writev may write less than asked, so it loops."""
+    for first in range(0, len(buffers), MAX_BUFFERS):
+        left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
+        while left:
+            left = drop(left, os.writev(fd, left))
+
+
+def read_all(fd: int, buffers: Sequence[memoryview], offset: int) -> bool:
+    """Fills flat byte buffers from `offset` on; False where the file ends before they are full."""
+    for first in range(0, len(buffers), MAX_BUFFERS):
+        left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
+        while left:
+            count = os.preadv(fd, left, offset)
+            if count == 0:
+                return False
+            offset += count
+            left = drop(left, count)
+    return True
+
+
+def drop(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the buffers after their first `count` bytes."""
+    done = 0
+    while done < len(buffers) and count >= len(buffers[done]):
+        count -= len(buffers[done])
+        done += 1
+    rest = buffers[done:]
+    if count:
+        rest[0] = rest[0][count:]
+    return rest
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes an ordinary user may still write where `folder` is or will be."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def storage_error(
+    error: OSError, path: Path, *, needed_bytes: int | None = None, safe: str = "what was published before stays safe"
+) -> UserError:
+    """The one message for a disk that is full, broken or read-only: path, bytes, what stays safe."""
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    needed = "" if needed_bytes is None else f"; {human_bytes(needed_bytes)} ({needed_bytes} bytes) are still to write"
+    happened = f"writing {str(path)!r} failed: {error.strerror or error} ({name}){needed}"
+    again = f"then give the same command again; {safe}"
+    if error.errno in NO_SPACE:
+        free = free_bytes(path.parent)
+        expected = f"more free space; {human_bytes(free)} ({free} bytes) are free at {str(path.parent)!r}"
+        return UserError(happened, expected, f"free space, {again}")
+    if error.errno == errno.EIO:
+        return UserError(happened, "a disk that takes what is written to it", f"check the disk and its log, {again}")
+    expected = f"a folder that exists and may be written to: {str(path.parent)!r}"
+    return UserError(happened, expected, f"check mount, rights and path, {again}")
+
+
+def remove_temporaries(store_dir: Path, segments: Collection[int]) -> list[Path]:
+    """Removes what killed writers of these segments left in a store; returns the removed paths.
+
+    Whoever calls this holds the segments: temporaries of any other segment are left alone.
+    """
+    wanted = set(segments)
+    removed = []
+    for folder in SEGMENT_FOLDERS:
+        if not (store_dir / folder).is_dir():
+            continue
+        for entry in os.scandir(store_dir / folder):
+            match = SEGMENT_TEMPORARY.match(entry.name)
+            if match and int(match[1] or match[2]) in wanted:
+                os.unlink(entry.path)
+                removed.append(Path(entry.path))
+    return removed
+
+
+class FolderLock:
+    """Holds a folder for one process, through `flock` on a file in it; ends with the process.
+
+    Raises UserError, naming the holder, where the lock is still taken after `wait_s` seconds.
+    """
+
+    def __init__(self, folder: Path, *, name: str = ".lock", wait_s: float = 0.0) -> None:
+        self.path = folder / name
+        self.wait_s = wait_s
+        self.fd: int | None = None
+
+    def __enter__(self) -> "FolderLock":
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self.take(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.fd = fd
+        return self
+
+    def take(self, fd: int) -> None:
+        """Waits at most `wait_s` for the lock and writes our name into the file."""
+        end = time.monotonic() + self.wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise self.taken(fd) from error
+                time.sleep(min(0.1, max(0.0, end - time.monotonic())))
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def taken(self, fd: int) -> UserError:
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "unknown"
+        return UserError(
+            f"{str(self.path.parent)!r} is in use by process {holder} (waited {self.wait_s:g} s)",
+            "one process at a time in this folder",
+            "wait for it to end, or stop it; a lock never outlives its process",
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

@@ -1,0 +1,228 @@
+"""Where every sample lies (the plan) and which of it is there (the commits), as Arrow tables.
+
+The plan is written once, before anything runs. A commit is written when its segment is durable;
+`index.arrow` holds all commits in one file. This file knows no states, only where they are.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from .. import UserError
+from .arrow_file import damaged, read_table, write_table
+from .files import FolderLock, fsync_folder
+from .size import CHUNK_POSITIONS
+
+PLAN_PATH = "plan/index.arrow"
+COMMITS_FOLDER = "commits"
+CONSOLIDATED_NAME = "index.arrow"
+LAYOUT_LOCK = ".layout.lock"  # held while files that belong to no segment are written
+LAYOUT_WAIT_S = 600.0
+COMMIT_NAME = re.compile(r"(\d{8,})\.arrow")
+STATUS_OK, STATUS_NON_FINITE, STATUS_FAILED = 0, 1, 2
+STATUS_NAMES = ("ok", "non-finite", "failed")
+DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+PLAN_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.int64(), nullable=False),
+        pa.field("segment", pa.int32(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("n", pa.int32(), nullable=False),
+        pa.field("split", DICTIONARY, nullable=False),
+        pa.field("task", DICTIONARY, nullable=False),
+        pa.field("source", DICTIONARY, nullable=False),
+        pa.field("source_line", pa.int64(), nullable=False),
+        pa.field("tokens_file", pa.int32(), nullable=False),
+        pa.field("tokens_row", pa.int32(), nullable=False),
+    ]
+)
+
+COMMIT_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.int64(), nullable=False),
+        pa.field("segment", pa.int32(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("n", pa.int32(), nullable=False),
+        pa.field("crc32c", pa.uint32(), nullable=False),
+        pa.field("last_crc32c", pa.uint32(), nullable=False),
+        pa.field("status", pa.uint8(), nullable=False),
+    ]
+)
+
+
+class Commits(NamedTuple):
+    """All committed samples (COMMIT_SCHEMA, by segment and position) and what each segment weighs.
+
+    `segments` maps a committed segment to the bytes of its file(s): one number for `hidden`, one
+    more for `last` where the store has it.
+    """
+
+    table: pa.Table
+    segments: dict[int, tuple[int, ...]]
+
+
+def columns(table: pa.Table) -> dict[str, np.ndarray]:
+    """The numeric columns of a table as numpy arrays [samples]; text columns are left out."""
+    numeric = [field.name for field in table.schema if not pa.types.is_dictionary(field.type)]
+    return {name: table.column(name).to_numpy() for name in numeric}
+
+
+def text_column(table: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
+    """A text column as codes [samples] i32 into its distinct texts, in order of first appearance."""
+    column = table.column(name).unify_dictionaries().combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=DICTIONARY)
+    codes, texts = column.indices.to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
+    used, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # distinct texts by first appearance
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank[inverse], [texts[used[i]] for i in order]
+
+
+def plan_sha256(table: pa.Table, segment_positions: int) -> str:
+    """sha256 of what a plan says, however its table is chunked and its texts are coded.
+
+    Over the segment length and, column by column in schema order, the little-endian values; a text
+    column counts as its codes (i32, by first appearance) and the JSON list of its texts.
+    """
+    digest = hashlib.sha256(f"plan {segment_positions} {table.num_rows}\n".encode())
+    numeric = columns(table)
+    for field in PLAN_SCHEMA:
+        if field.name in numeric:
+            digest.update(np.ascontiguousarray(numeric[field.name]).data)
+        else:
+            codes, texts = text_column(table, field.name)
+            digest.update(np.ascontiguousarray(codes).data)
+            digest.update(json.dumps(texts).encode())
+    return digest.hexdigest()
+
+
+def check_plan(table: pa.Table, segment_positions: int, num_segments: int) -> None:
+    """Raises ValueError where a plan breaks the format: order, alignment, overlap, bounds, ids."""
+    if not table.schema.remove_metadata().equals(PLAN_SCHEMA):
+        raise ValueError(f"plan columns are {table.schema}, expected {PLAN_SCHEMA}")
+    plan = columns(table)
+    segment, first, n = plan["segment"].astype(np.int64), plan["position"].astype(np.int64), plan["n"]
+    start = segment * segment_positions + first
+    end = start + -(-n.astype(np.int64) // CHUNK_POSITIONS) * CHUNK_POSITIONS
+    rules = {
+        "every n is at least 1": bool((n >= 1).all()),
+        f"positions are multiples of {CHUNK_POSITIONS} from 0": bool(((first >= 0) & (first % 64 == 0)).all()),
+        f"segments lie in 0..{num_segments - 1}": bool(((segment >= 0) & (segment < num_segments)).all()),
+        "no sample straddles segments": bool((end <= (segment + 1) * segment_positions).all()),
+        "rows are sorted by segment and position, without overlap": bool((start[1:] >= end[:-1]).all()),
+        "sample ids differ": len(np.unique(plan["sample_id"])) == table.num_rows,
+    }
+    broken = [rule for rule, holds in rules.items() if not holds]
+    if broken:
+        raise ValueError(f"the plan breaks: {'; '.join(broken)}")
+
+
+def write_plan(store_dir: Path, table: pa.Table, segment_positions: int) -> str:
+    """Writes `plan/index.arrow` and returns the plan's sha256."""
+    sha256 = plan_sha256(table, segment_positions)
+    write_table(Path(store_dir) / PLAN_PATH, table.unify_dictionaries(), {"plan_sha256": sha256})
+    return sha256
+
+
+def read_plan(store_dir: Path, plan_sha256: str | None = None) -> pa.Table:
+    """The plan of a store (PLAN_SCHEMA), checked bit for bit, and that it is the one of the manifest."""
+    path = Path(store_dir) / PLAN_PATH
+    table, metadata = read_table(path, PLAN_SCHEMA)
+    if plan_sha256 is not None:
+        require_plan(path, metadata, plan_sha256)
+    return table
+
+
+def commit_path(store_dir: Path, segment: int) -> Path:
+    return Path(store_dir) / COMMITS_FOLDER / f"{segment:08d}.arrow"
+
+
+def write_commit(
+    store_dir: Path,
+    segment: int,
+    table: pa.Table,
+    metadata: Mapping[str, str],
+    *,
+    explain: Callable[[OSError, Path], UserError] | None = None,
+) -> None:
+    """Publishes `commits/K.arrow`: segment K is durable and complete.
+
+    `metadata` holds `plan_sha256`, `file_bytes` (JSON list) and any provenance.
+    """
+    write_table(commit_path(store_dir, segment), table, {**metadata, "segment": str(segment)}, explain=explain)
+
+
+def committed_segments(store_dir: Path) -> set[int]:
+    """The segments that have a commit file, by name alone: a cheap look, not a check."""
+    folder = Path(store_dir) / COMMITS_FOLDER
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} does not exist", "a folder of commits", "run the same extract again")
+    matches = (COMMIT_NAME.fullmatch(name) for name in os.listdir(folder))
+    return {int(match[1]) for match in matches if match}
+
+
+def read_commits(store_dir: Path, plan_sha256: str) -> Commits:
+    """Every commit file, checked: bits, segment number, and that it belongs to this plan."""
+    tables, segments = [COMMIT_SCHEMA.empty_table()], {}
+    for segment in sorted(committed_segments(store_dir)):
+        table, segments[segment] = read_commit(store_dir, segment, plan_sha256)
+        tables.append(table)
+    return Commits(pa.concat_tables(tables), segments)
+
+
+def read_commit(store_dir: Path, segment: int, plan_sha256: str) -> tuple[pa.Table, tuple[int, ...]]:
+    """One commit (COMMIT_SCHEMA) and the bytes of its segment's files; UserError where it is damaged."""
+    path = commit_path(store_dir, segment)
+    table, metadata = read_table(path, COMMIT_SCHEMA)
+    require_plan(path, metadata, plan_sha256)
+    if metadata.get("segment") != str(segment) or (columns(table)["segment"] != segment).any():
+        raise damaged(path, f"it speaks of segment {metadata.get('segment')}, not {segment}")
+    return table, tuple(json.loads(metadata["file_bytes"]))
+
+
+def require_plan(path: Path, metadata: Mapping[str, str], plan_sha256: str) -> None:
+    if metadata.get("plan_sha256") != plan_sha256:
+        was = metadata.get("plan_sha256")
+        raise damaged(path, f"it was made for plan {was}, the store's manifest names plan {plan_sha256}")
+
+
+def write_consolidated(store_dir: Path, plan_sha256: str, num_segments: int) -> bool:
+    """Writes `index.arrow` from the commits; writes nothing and says False while segments are missing."""
+    commits = read_commits(store_dir, plan_sha256)
+    if len(commits.segments) < num_segments:
+        return False
+    weights = json.dumps([[segment, *sizes] for segment, sizes in commits.segments.items()])
+    metadata = {"plan_sha256": plan_sha256, "segments": weights}
+    with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
+        for left_over in Path(store_dir).glob(f"{CONSOLIDATED_NAME}.tmp.*"):
+            left_over.unlink()
+        write_table(Path(store_dir) / CONSOLIDATED_NAME, commits.table, metadata)
+    return True
+
+
+def forget_consolidated(store_dir: Path) -> None:
+    """Removes `index.arrow` before a segment is written again: it would speak of the old one."""
+    path = Path(store_dir) / CONSOLIDATED_NAME
+    if path.exists():
+        path.unlink(missing_ok=True)
+        fsync_folder(path.parent)
+
+
+def read_consolidated(store_dir: Path, plan_sha256: str) -> Commits | None:
+    """The content of `index.arrow`, checked; None where there is no such file."""
+    path = Path(store_dir) / CONSOLIDATED_NAME
+    if not path.exists():
+        return None
+    table, metadata = read_table(path, COMMIT_SCHEMA)
+    require_plan(path, metadata, plan_sha256)
+    return Commits(table, {segment: tuple(sizes) for segment, *sizes in json.loads(metadata["segments"])})

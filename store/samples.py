@@ -1,0 +1,227 @@
+"""Samples before any state is recorded: token ids and loss masks, streamed in, looked up by row.
+
+This file owns what an eligible anchor is. It knows no chat, no tokenizer and no plan.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from .. import UserError
+from .tokens_file import TEXT_COLUMNS, TOKENS_SCHEMA, TokensFile, is_sound, tokens_crc, tokens_name, tokens_paths
+
+
+def eligible_anchors(loss_mask: np.ndarray) -> np.ndarray:
+    """Where a block may start: the token and the one after it are both trained on.
+
+    loss_mask [S] bool, True = trained on; returns [S] bool, the last one always False.
+    """
+    mask = np.asarray(loss_mask).astype(bool, copy=False)
+    eligible = np.zeros(mask.shape, dtype=bool)  # [S] bool
+    eligible[:-1] = mask[:-1] & mask[1:]
+    return eligible
+
+
+def recorded_length(loss_mask: np.ndarray) -> int:
+    """Positions of a sample that some drafter reads: its last eligible anchor + 1, 0 without one."""
+    anchors = np.flatnonzero(eligible_anchors(loss_mask))
+    return int(anchors[-1]) + 1 if len(anchors) else 0
+
+
+class SampleWriter:
+    """Streams samples into `tokens-00000.arrow` and so on; each file appears whole.
+
+    One writer a folder. `close` publishes the last file and removes token files of an earlier,
+    longer run; leaving a `with` block by an exception removes only the unfinished file.
+    """
+
+    def __init__(self, folder: Path, rows_per_file: int = 50_000) -> None:
+        self.folder = folder
+        self.rows_per_file = rows_per_file
+        self.num_samples = 0
+        self.num_files = 0
+        self.file: TokensFile | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("tokens-*.arrow.tmp.*"):
+            path.unlink()
+
+    def add(
+        self,
+        token_ids: Sequence[int] | np.ndarray,
+        loss_mask: Sequence[int] | np.ndarray,
+        *,
+        split: str,
+        task: str,
+        source: str,
+        source_line: int,
+    ) -> None:
+        """Adds one sample: token_ids [S], loss_mask [S], True = trained on; S is at least 1."""
+        ids = np.asarray(token_ids)
+        mask = np.asarray(loss_mask).astype(bool)  # [S] bool
+        if ids.ndim != 1 or mask.shape != ids.shape or not len(ids):
+            raise ValueError(f"token_ids {ids.shape} and loss_mask {mask.shape}: expected two equal lengths from 1")
+        if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
+            raise ValueError(f"token ids are {ids.dtype} in {ids.min()}..{ids.max()}, expected integers in 0..2^32-1")
+        if self.file is None:
+            self.file = TokensFile(self.folder / tokens_name(self.num_files))
+        self.file.add(ids.astype("<u4"), mask.view(np.uint8), (split, task, source), source_line, recorded_length(mask))
+        self.num_samples += 1
+        if self.file.num_rows == self.rows_per_file or self.file.is_full:
+            self.finish_file()
+
+    def finish_file(self) -> None:
+        if self.file is not None:
+            self.file.finish()
+            self.file = None
+            self.num_files += 1
+
+    def close(self) -> int:
+        """Publishes what is left and returns the number of samples; an empty set is one empty file."""
+        if self.file is None and self.num_files == 0:
+            self.file = TokensFile(self.folder / tokens_name(0))
+        self.finish_file()
+        for number, path in tokens_paths(self.folder).items():
+            if number >= self.num_files:
+                path.unlink()
+        return self.num_samples
+
+    def abort(self) -> None:
+        """Drops the unfinished file; finished ones stay."""
+        if self.file is not None:
+            self.file.abort()
+            self.file = None
+
+    def __enter__(self) -> "SampleWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class SampleTable:
+    """The samples of a folder, memory-mapped: opening it touches no token, however many there are.
+
+    Raises UserError where the folder holds no token files, one is missing in between, or one is
+    damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.paths = list(tokens_paths(self.folder).values())
+        numbers = list(tokens_paths(self.folder))
+        if not numbers or numbers != list(range(len(numbers))):
+            missing = next(n for n in range(len(numbers) + 1) if n not in numbers)
+            raise UserError(
+                f"{str(self.folder / tokens_name(missing))!r} does not exist",
+                "a folder with tokens-00000.arrow and all that follow",
+                "check the path; `dflash prepare` makes such a folder",
+            )
+        self.batches: list[pa.RecordBatch] = []
+        self.batch_files: list[int] = []
+        for number, path in enumerate(self.paths):
+            for batch in open_batches(path):
+                self.batches.append(batch)
+                self.batch_files.append(number)
+        lengths = np.array([batch.num_rows for batch in self.batches], dtype=np.int64)
+        self.first_rows = np.concatenate([[0], np.cumsum(lengths)])  # [batches + 1] i64
+        per_file = np.bincount(self.batch_files, weights=lengths, minlength=len(self.paths)).astype(np.int64)
+        self.file_first_rows = np.concatenate([[0], np.cumsum(per_file)])  # [files + 1] i64
+
+    def __len__(self) -> int:
+        return int(self.first_rows[-1])
+
+    def tokens(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [S] u32 (a read-only view of the file) and loss mask [S] bool of one sample, checked."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} samples in {str(self.folder)!r}")
+        number = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        batch, inside = self.batches[number], int(row - self.first_rows[number])
+        ids, mask = list_item(batch.column(0), inside), list_item(batch.column(1), inside)
+        expected = batch.column("crc32c")[inside].as_py()
+        if ids is None or mask is None or len(ids) != len(mask) or tokens_crc(ids, mask) != expected:
+            path = self.paths[self.batch_files[number]]
+            raise UserError(
+                f"{str(path)!r} is damaged: the tokens of sample row {row} do not match their checksum",
+                "the bytes that were written",
+                "make the samples again with `dflash prepare`, or copy the file again",
+            )
+        return ids, mask != 0
+
+    def tokens_at(self, file: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `tokens`, by number of the file and row inside it, as a plan names them."""
+        return self.tokens(int(self.file_first_rows[file]) + row)
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """The file [N] i32 and the row inside it [N] i32 of every sample, as a plan names them."""
+        rows = np.arange(len(self))
+        files = np.searchsorted(self.file_first_rows, rows, side="right") - 1
+        return files.astype(np.int32), (rows - self.file_first_rows[files]).astype(np.int32)
+
+    def column(self, name: str) -> np.ndarray:
+        """One column [N] over all files; text as an object array whose few strings are shared."""
+        if name in TEXT_COLUMNS:
+            codes, names = self.codes(name)
+            return np.array([*names, None], dtype=object)[codes]
+        kind = TOKENS_SCHEMA.field(name).type.to_pandas_dtype()
+        parts = [batch.column(name).to_numpy() for batch in self.batches]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
+
+    def codes(self, name: str) -> tuple[np.ndarray, list[str]]:
+        """A text column as codes [N] i32 into its distinct texts, in order of first appearance."""
+        names: dict[str, int] = {}
+        parts = [np.empty(0, dtype=np.int32)]
+        for batch in self.batches:
+            column = batch.column(name)
+            own = [names.setdefault(text, len(names)) for text in column.dictionary.to_pylist()]
+            parts.append(np.array(own, dtype=np.int32)[column.indices.to_numpy()])
+        return np.concatenate(parts), list(names)
+
+    def fingerprint(self) -> str:
+        """sha256 of what the samples are: lengths, ids, masks and splits in row order.
+
+        Independent of files and batches, of task, source and time: sha256 over the four digests of
+        the concatenated lengths (i64), ids (u32), masks (u8) and splits (utf-8, each ended by NUL).
+        """
+        digests = [hashlib.sha256() for _ in range(4)]
+        for batch in self.batches:
+            digests[0].update(memoryview(batch.column("num_tokens").to_numpy().astype("<i8")))
+            digests[1].update(memoryview(batch.column("token_ids").flatten().to_numpy().astype("<u4", copy=False)))
+            digests[2].update(memoryview(batch.column("loss_mask").flatten().to_numpy()))
+            splits = batch.column("split")
+            texts = [f"{text}\0".encode() for text in splits.dictionary.to_pylist()]
+            digests[3].update(b"".join(texts[code] for code in splits.indices.to_pylist()))
+        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+
+
+def open_batches(path: Path) -> list[pa.RecordBatch]:
+    """The record batches of a mapped token file; nothing is copied."""
+    try:
+        buffer = pa.memory_map(str(path)).read_buffer()
+        if not is_sound(memoryview(buffer)):
+            raise pa.ArrowInvalid(f"its {len(buffer)} bytes do not match their checksum")
+        reader = pa.ipc.open_file(buffer)
+        if reader.schema.remove_metadata() != TOKENS_SCHEMA:
+            raise pa.ArrowInvalid(f"its columns are {', '.join(reader.schema.names)}")
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{str(path)!r} is no whole token file: {error}".replace("\n", " "),
+            f"an Arrow IPC file with the columns {', '.join(TOKENS_SCHEMA.names)}",
+            "make the samples again with `dflash prepare`, or copy the file again",
+        ) from error
+
+
+def list_item(column: pa.ListArray, row: int) -> np.ndarray | None:
+    """Row `row` of a list column as a view of the mapped bytes; None where its offsets are damaged."""
+    values = column.values.to_numpy()
+    first, last = column.offsets[row].as_py(), column.offsets[row + 1].as_py()
+    return values[first:last] if 0 <= first <= last <= len(values) else None

@@ -1,0 +1,188 @@
+"""One file of token ids and loss masks: its schema, its names, its checksums, and how it is written.
+
+An Arrow IPC file of record batches of about a thousand samples, so that a reader maps it and
+touches only what it looks up. Two checksums cover it: one per sample for its ids and mask, checked
+at each look-up, and one of the file for all the rest, checked before Arrow parses it (a flipped bit
+in Arrow's own metadata ends the process). This file knows no folder and no rule about masks.
+"""
+
+import hashlib
+import mmap
+import re
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from .arrow_file import CHECKSUM_KEY, checksum, is_intact
+from .files import NewFile, flat_bytes
+
+TOKENS_NAME = re.compile(r"tokens-(\d{5,})\.arrow")
+BATCH_SAMPLES = 1000
+BATCH_TOKENS = 4_000_000  # a batch ends early here, so that long samples do not pile up in memory
+MAX_BATCHES = 128
+RANGE = "{:012d}+{:010d} "  # offset and bytes of ids or masks that the file's checksum leaves out
+RANGES_WIDTH = len(RANGE.format(0, 0)) * 2 * MAX_BATCHES
+CHECKED = re.compile(rb"crc32c:([0-9a-f]{8}) except:([0-9+ ]{%d})" % RANGES_WIDTH)
+UNKNOWN = f"crc32c:00000000 except:{'':{RANGES_WIDTH}}"
+WINDOW_BYTES = 2**16  # the checksum stands in the first and in the last of these
+TEXT_COLUMNS = ("split", "task", "source")
+DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+TOKENS_SCHEMA = pa.schema(
+    [
+        pa.field("token_ids", pa.list_(pa.uint32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        pa.field("split", DICTIONARY, nullable=False),
+        pa.field("task", DICTIONARY, nullable=False),
+        pa.field("source", DICTIONARY, nullable=False),
+        pa.field("source_line", pa.int64(), nullable=False),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("num_recorded", pa.int32(), nullable=False),
+        pa.field("content", pa.uint64(), nullable=False),
+        pa.field("crc32c", pa.uint32(), nullable=False),
+    ]
+)
+
+
+def tokens_name(number: int) -> str:
+    return f"tokens-{number:05d}.arrow"
+
+
+def tokens_paths(folder: Path) -> dict[int, Path]:
+    """The token files of a folder by number, in order; temporaries are not among them."""
+    found = ((TOKENS_NAME.fullmatch(path.name), path) for path in folder.glob("tokens-*.arrow"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def tokens_crc(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
+    """crc32c over the ids (u32, little endian), then the mask (u8, 0 or 1)."""
+    return google_crc32c.extend(google_crc32c.value(flat_bytes(token_ids)), flat_bytes(loss_mask))
+
+
+def content(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
+    """What a sample is, in 64 bits: the first 8 bytes (little endian) of sha256 over ids and mask."""
+    digest = hashlib.sha256(token_ids.tobytes() + loss_mask.tobytes()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def is_sound(data: memoryview) -> bool:
+    """True where everything in a token file but the ids and masks of large batches is as written."""
+    size = len(data)
+    windows = [(0, size)] if size <= 2 * WINDOW_BYTES else [(0, WINDOW_BYTES), (size - WINDOW_BYTES, size)]
+    found = [(match, first) for first, last in windows for match in CHECKED.finditer(data[first:last])]
+    if not found or len({match[2] for match, _ in found}) != 1:
+        return False
+    ranges = [tuple(map(int, text.split(b"+"))) for text in found[0][0][2].split()]
+    places = [(match[1], first + match.start(1)) for match, first in found]
+    return all(len(pair) == 2 for pair in ranges) and is_intact(data, places, [(pair[0], pair[1]) for pair in ranges])
+
+
+class TokensSink:
+    """What Arrow writes to: passes bytes on and notes where the checksum and the large buffers lie."""
+
+    def __init__(self, file: NewFile) -> None:
+        self.file = file
+        self.awaited: list[int] = []  # bytes of the large buffers that come next
+        self.left_out: list[tuple[int, int]] = []
+        self.places: list[int] = []
+
+    @property
+    def closed(self) -> bool:
+        return self.file.closed
+
+    def write(self, data: "pa.Buffer | bytes") -> int:
+        view, offset = memoryview(data), self.file.size_bytes
+        if self.awaited and len(view) == self.awaited[0]:
+            self.left_out.append((offset, self.awaited.pop(0)))
+        elif len(view) < WINDOW_BYTES:
+            self.places += [offset + match.start() for match in CHECKED.finditer(view)]
+        return self.file.write(view)
+
+    def finish(self) -> None:
+        """Fills in the ranges left out, then the checksum, and publishes the file."""
+        self.fill_in("00000000")
+        with open(self.file.temporary, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            places = [place + len("crc32c:") for place in self.places]
+            digits = f"{checksum(memoryview(data), places, self.left_out):08x}"
+        self.fill_in(digits)
+        self.file.finish()
+
+    def fill_in(self, digits: str) -> None:
+        ranges = "".join(RANGE.format(offset, size) for offset, size in self.left_out)
+        for place in self.places:
+            self.file.patch(place, f"crc32c:{digits} except:{ranges:{RANGES_WIDTH}}".encode())
+
+
+class TokensFile:
+    """One token file while it is written: batches of about a thousand samples."""
+
+    def __init__(self, path: Path) -> None:
+        self.sink = TokensSink(NewFile(path))
+        self.num_batches = 0
+        self.names: tuple[dict[str, int], ...] = tuple({} for _ in TEXT_COLUMNS)
+        self.num_rows = 0
+        self.clear()
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        schema = TOKENS_SCHEMA.with_metadata({CHECKSUM_KEY: UNKNOWN})
+        self.writer = pa.ipc.new_file(self.sink, schema, options=options)
+
+    def clear(self) -> None:
+        self.ids: list[np.ndarray] = []
+        self.masks: list[np.ndarray] = []
+        self.texts: list[tuple[int, ...]] = []
+        self.lines: list[int] = []
+        self.recorded: list[int] = []
+        self.num_tokens = 0
+
+    def add(
+        self, ids: np.ndarray, mask: np.ndarray, texts: tuple[str, str, str], source_line: int, num_recorded: int
+    ) -> None:
+        """Takes one sample: ids [S] u32, mask [S] u8 of 0 and 1, texts = split, task and source."""
+        self.ids.append(ids)
+        self.masks.append(mask)
+        self.texts.append(tuple(names.setdefault(text, len(names)) for names, text in zip(self.names, texts)))
+        self.lines.append(source_line)
+        self.recorded.append(num_recorded)
+        self.num_rows += 1
+        self.num_tokens += len(ids)
+        if len(self.ids) == BATCH_SAMPLES or self.num_tokens >= BATCH_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the samples held so far as one record batch."""
+        if not self.ids:
+            return
+        lengths = np.array([len(ids) for ids in self.ids], dtype=np.int32)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        codes = np.array(self.texts, dtype=np.int32)  # [samples, 3]
+        columns = [
+            pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.ids))),
+            pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.masks))),
+            *(pa.DictionaryArray.from_arrays(codes[:, i], pa.array(list(names))) for i, names in enumerate(self.names)),
+            pa.array(np.array(self.lines, dtype=np.int64)),
+            pa.array(lengths),
+            pa.array(np.array(self.recorded, dtype=np.int32)),
+            pa.array(np.array([content(i, m) for i, m in zip(self.ids, self.masks)], dtype=np.uint64)),
+            pa.array(np.array([tokens_crc(i, m) for i, m in zip(self.ids, self.masks)], dtype=np.uint32)),
+        ]
+        if self.num_tokens > 8 * (len(self.ids) + 1):  # then no other buffer is as long as these two
+            self.sink.awaited = [4 * self.num_tokens, self.num_tokens]
+        self.writer.write_batch(pa.record_batch(columns, schema=TOKENS_SCHEMA))
+        self.num_batches += 1
+        self.clear()
+
+    def finish(self) -> None:
+        """Publishes the file under its final name."""
+        self.flush()
+        self.writer.close()
+        self.sink.finish()
+
+    @property
+    def is_full(self) -> bool:
+        """True where no further batch would find room for its ranges."""
+        return self.num_batches == MAX_BATCHES
+
+    def abort(self) -> None:
+        self.sink.file.abort()
