@@ -1,0 +1,166 @@
+"""The target's frozen parts beside the states: embedding, final norm, head, and its facts.
+
+Training reads them from here and never loads the target. Only the functions import torch, so the
+loader process may import this room without it.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+
+from .. import UserError
+from .files import NewFile, flat_bytes, publish
+from .manifest import checksum
+
+if TYPE_CHECKING:
+    import torch
+
+TENSORS_PATH = "frozen/frozen.safetensors"
+CONFIG_PATH = "frozen/config.json"
+SAFETENSORS_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+NAMES = ("embedding", "norm", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """embedding [V, H], norm [H], head [V, H]; a tied head is the embedding itself, not a copy."""
+
+    embedding: "torch.Tensor"
+    norm: "torch.Tensor"
+    head: "torch.Tensor"
+    config: dict[str, Any]
+    is_tied: bool
+
+
+def write_frozen(store_dir: Path, tensors: Mapping[str, "torch.Tensor"], config: Mapping[str, Any]) -> None:
+    """Writes embedding, norm and, unless tied, head with the target's facts.
+
+    Writing the same again changes nothing. Raises UserError where other parts are there already,
+    ValueError for tensors that do not belong together. `frozen/config.json` comes last: where it
+    is, the parts are whole.
+    """
+    require_parts(tensors)
+    is_tied = "head" not in tensors
+    arrays = {name: tensor_bytes(tensors[name]) for name in NAMES if name in tensors}
+    facts = {
+        name: {
+            "dtype": str(tensors[name].dtype).removeprefix("torch."),
+            "shape": list(tensors[name].shape),
+            "crc32c": f"{google_crc32c.value(array):08x}",
+        }
+        for name, array in arrays.items()
+    }
+    document = json.loads(json.dumps({"config": dict(config), "is_tied": is_tied, "tensors": facts}))
+    document["sha256"] = checksum(document)
+    path = Path(store_dir) / CONFIG_PATH
+    if path.exists():
+        require_same_parts(path, read_document(path), document)
+        return
+    path.parent.mkdir(exist_ok=True)
+    with NewFile(Path(store_dir) / TENSORS_PATH) as file:
+        file.write(safetensors_header(facts))
+        for array in arrays.values():
+            file.write(array.data)
+    publish(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def require_parts(tensors: Mapping[str, "torch.Tensor"]) -> None:
+    if not {"embedding", "norm"} <= set(tensors) <= set(NAMES):
+        raise ValueError(f"tensors are {sorted(tensors)}, expected embedding, norm and, unless tied, head")
+    embedding, norm = tensors["embedding"], tensors["norm"]
+    head = tensors.get("head", embedding)
+    if embedding.ndim != 2 or head.shape[1:] != embedding.shape[1:] or norm.shape != embedding.shape[1:]:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise ValueError(f"shapes are {shapes}, expected [V, H], [H], [V, H]")
+    for name, tensor in tensors.items():
+        if str(tensor.dtype).removeprefix("torch.") not in SAFETENSORS_NAMES:
+            raise ValueError(f"{name} is {tensor.dtype}, expected one of {', '.join(SAFETENSORS_NAMES)}")
+
+
+def tensor_bytes(tensor: "torch.Tensor") -> np.ndarray:
+    """The tensor's bytes in row order as a read-only array; a copy only where it is not on the CPU."""
+    import torch
+
+    return flat_bytes(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+
+
+def safetensors_header(facts: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The head of a safetensors file: its length (u64), then JSON padded with blanks to 8 bytes.
+
+    Written by hand so that gigabytes of embedding stream out without a second copy in memory.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, fact in facts.items():
+        size_bytes = math.prod(fact["shape"]) * (4 if fact["dtype"] == "float32" else 2)
+        dtype = SAFETENSORS_NAMES[fact["dtype"]]
+        header[name] = {"dtype": dtype, "shape": fact["shape"], "data_offsets": [offset, offset + size_bytes]}
+        offset += size_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The content of frozen/config.json; UserError where it is missing or no such document."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        expected = document.pop("sha256", None)
+        if set(document) != {"config", "is_tied", "tensors"} or checksum(document) != expected:
+            raise ValueError("its facts do not match their checksum")
+        return document
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{str(path)!r} does not exist", "the target's frozen parts beside the states", "run the same extract again"
+        ) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def require_same_parts(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuses frozen parts other than those that are there."""
+    for group in ("tensors", "config"):
+        for name in sorted(set(old[group]) | set(new[group])):
+            was, now = old[group].get(name, "(absent)"), new[group].get(name, "(absent)")
+            if was != now:
+                raise UserError(
+                    f"{str(path)!r} holds other parts: {name} = {json.dumps(was)} there, {json.dumps(now)} now",
+                    "the target that the store was made with",
+                    "give that target again, or choose another folder with --store",
+                )
+
+
+def read_frozen(store_dir: Path) -> Frozen:
+    """The frozen parts on the CPU, checked against their checksums."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    document = read_document(Path(store_dir) / CONFIG_PATH)
+    path = Path(store_dir) / TENSORS_PATH
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, str(error)) from error
+    if set(tensors) != set(document["tensors"]):
+        raise damaged(path, f"it holds {sorted(tensors)}, its config names {sorted(document['tensors'])}")
+    for name, fact in document["tensors"].items():
+        tensor = tensors[name]
+        is_same = list(tensor.shape) == fact["shape"] and str(tensor.dtype) == f"torch.{fact['dtype']}"
+        if not is_same or f"{google_crc32c.value(tensor_bytes(tensor)):08x}" != fact["crc32c"]:
+            raise damaged(path, f"{name} does not match its checksum")
+    head = tensors.get("head", tensors["embedding"])
+    return Frozen(tensors["embedding"], tensors["norm"], head, document["config"], document["is_tied"])
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} is damaged: {reason}".replace("\n", " "),
+        "the frozen parts as they were written",
+        f"delete {str(path.parent)!r} and run the same extract again, which writes them anew",
+    )

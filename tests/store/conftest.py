@@ -1,0 +1,35 @@
+"""The small store of `small_store.py` as fixtures, and the environment for its program."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("small_store.py")
+
+
+@pytest.fixture(scope="session")
+def small() -> ModuleType:
+    """The functions of `small_store.py`."""
+    spec = importlib.util.spec_from_file_location("small_store", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def python_environment() -> dict[str, str]:
+    """Lets a child process import what this one imports."""
+    paths = [path for path in sys.path if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def program(small: ModuleType) -> list[str]:
+    """The command that runs one killable writer."""
+    return [sys.executable, str(PROGRAM)]
