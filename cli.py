@@ -58,10 +58,13 @@ def extract() -> click.Command:
 def verify() -> click.Command:
     def run(store: str) -> None:
         from .store.integrity import verify
+        from .store.manifest import read_manifest
+        from .store.summary import position_bytes, verify_text
 
-        with bar("verify", "segment") as progress:
-            report = verify(Path(store), progress)
-        click.echo(report.text())
+        manifest = read_manifest(Path(store))
+        with bar("verify", "B", round(manifest.num_positions * position_bytes(manifest))) as progress:
+            report = verify(Path(store), progress.update)
+        click.echo(verify_text(report))
         if report.faults:
             raise SystemExit(1)
 
@@ -252,23 +255,11 @@ def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
     )
 
 
-def bar(text: str, unit: str) -> Any:
-    """A tqdm bar on stderr; called as progress(done, total)."""
-    from contextlib import contextmanager
-
+def bar(text: str, unit: str, total: int) -> Any:
+    """A tqdm bar on stderr."""
     from tqdm import tqdm
 
-    @contextmanager
-    def shown() -> Any:
-        with tqdm(desc=text, unit=unit, file=sys.stderr) as shown_bar:
-
-            def progress(done: int, total: int) -> None:
-                shown_bar.total = total
-                shown_bar.update(done - shown_bar.n)
-
-            yield progress
-
-    return shown()
+    return tqdm(desc=text, unit=unit, unit_scale=True, total=total, file=sys.stderr)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -147,6 +147,8 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             return float(value)
         elif origin is int and is_number(value, (int,)):
             return value
+        elif origin is str and is_number(value, (int, float)):
+            return str(value)
         elif origin in (bool, str, dict) and isinstance(value, origin):
             return value
     wanted = " or ".join("none" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
@@ -201,3 +203,9 @@ def require(ok: bool, name: str, value: Any, rule: str) -> None:
     """One rule of a config's `__post_init__`: names the field, its value and the rule."""
     if not ok:
         raise UserError(f"{name} = {value!r}", rule, f"change {name}")
+
+
+def as_lines(facts: Mapping[str, Any]) -> str:
+    """Facts as aligned lines `name  value`, for people."""
+    width = max(map(len, facts), default=0)
+    return "\n".join(f"{name:{width}}  {value}" for name, value in facts.items())

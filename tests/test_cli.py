@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-
 from dflash_offline.cli import COMMANDS, dflash
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.settings import as_toml, digest, require, resolve, section, setting
@@ -42,6 +41,10 @@ def test_options_beat_the_file_and_overrides_beat_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text, want", [("1,2,3", (1, 2, 3)), ("[3, 1]", (3, 1)), ("7", (7,)), ("none", None)])
 def test_tuples_come_as_lists_or_commas(text: str, want: tuple[int, ...] | None) -> None:
     assert resolve(Outer, name="x", overrides=[f"inner.taps={text}"]).inner.taps == want
+
+
+def test_a_number_is_text_where_text_is_wanted() -> None:
+    assert resolve(Outer, name="x", overrides=["name=600"]).name == "600"
 
 
 def test_free_dicts_take_parts() -> None:

@@ -113,7 +113,7 @@ class TrainConfig:
     keep: int = setting(2, "newest checkpoints kept beside the best, count")
     cpu_threads: int | None = setting(None, "torch threads of the trainer on a CPU; default: all cores")
     loader_slots: int = setting(3, "rows the loader may be ahead, count")
-    stall_s: float = setting(300.0, "longest wait for the loader or a step, seconds")
+    stall_s: float = setting(600.0, "longest wait for the loader or a step (the first compiles on CUDA), seconds")
     drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")
     rows: RowsConfig = section(RowsConfig, "the shape of every row")
     loss: LossConfig = section(LossConfig, "loss")
@@ -125,7 +125,7 @@ class TrainConfig:
         require(self.eval_every is None or self.eval_every >= 1, "eval_every", self.eval_every, "at least 1 step")
         require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
-        require(self.loader_slots >= 2, "loader_slots", self.loader_slots, "at least 2 slots")
+        require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(self.stall_s > 0, "stall_s", self.stall_s, "more than 0 seconds")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
 
@@ -155,7 +155,11 @@ class EvaluateConfig:
         flag="--tap-dtype",
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", flag="--device")
-    out: str | None = setting(None, "JSON file of the result; default: RUN/evaluation.json", flag="--out")
+    out: str | None = setting(
+        None,
+        "JSON file of the result; default: evaluation.json in RUN, evaluation-offline.json with --offline",
+        flag="--out",
+    )
 
     def __post_init__(self) -> None:
         require(self.tap_dtype in ("store", "float32"), "tap_dtype", self.tap_dtype, "'store' or 'float32'")
