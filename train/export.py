@@ -126,6 +126,8 @@ def is_equal(out: Path, aside: Path) -> bool:
 def serving_commands(facts: RunFacts, folder: str) -> tuple[str, ...]:
     """How vLLM and SGLang are started with the drafter in `folder`."""
     target = shown_target(facts.target)
+    if "/" not in target and not Path(facts.target["name"]).is_absolute():
+        target = "TARGET_FOLDER"  # a packaged target has a name of ours that no engine knows
     drafts = facts.spec.block_size - 1
     speculative = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": drafts})
     return (

@@ -28,18 +28,28 @@ SMOOTHED_SHARE = 0.02  # of the steps, the width of the running mean
 def plot_run(run_dir: Path, evaluation_path: Path | None = None) -> list[Path]:
     """Draws what the run has so far into PNG files in RUN; gives the paths of those it wrote.
 
-    `evaluation_path` is the exam's JSON, by default RUN/evaluation.json; without one the
-    histogram is left out, and without metrics the curves.
+    `evaluation_path` is the JSON of an evaluation; without it the histogram is of the last exam
+    in metrics.jsonl. Without exams there is no histogram, without metrics no curve.
     """
     written = []
     metrics = read_metrics(run_dir / METRICS_NAME)
     if metrics:
         written.append(save(training_figure(metrics), run_dir / TRAINING_NAME))
-    path = evaluation_path or run_dir / "evaluation.json"
-    exam = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    exam = json.loads(evaluation_path.read_text(encoding="utf-8")) if evaluation_path else last_exam(metrics)
     if sum(exam.get("histogram", [])):
         written.append(save(histogram_figure(exam), run_dir / HISTOGRAM_NAME))
     return written
+
+
+def last_exam(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Histogram and acceptance length of the newest exam line; empty without one."""
+    exams = [line for line in metrics if line["kind"] == EXAM]
+    if not exams:
+        return {}
+    counts = []
+    while (name := f"num_cycles_gaining_{len(counts) + 1}") in exams[-1]:
+        counts.append(exams[-1][name])
+    return {"histogram": counts, "acceptance_length": exams[-1]["acceptance_length"]}
 
 
 def training_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile
-from dflash_offline.train.plots import WIDTH_PX, histogram_figure, plot_run, running_mean, training_figure
+from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile, read_metrics
+from dflash_offline.train.plots import WIDTH_PX, histogram_figure, last_exam, plot_run, running_mean, training_figure
 from matplotlib.patches import Rectangle
 
 
@@ -23,14 +23,16 @@ def run_dir(tmp_path):
         for step in range(1, 201):
             metrics.write(TRAIN, step, loss=6.0 / step**0.3)
             if step % 50 == 0:
-                metrics.write(EXAM, step, acceptance_length=1 + step / 60)
-    exam = {"histogram": [40, 20, 0, 140], "acceptance_length": 3.1}
-    (tmp_path / "evaluation.json").write_text(json.dumps(exam))
+                counts = {f"num_cycles_gaining_{k}": k * step for k in (1, 2, 3)}
+                metrics.write(EXAM, step, acceptance_length=1 + step / 60, **counts)
     return tmp_path
 
 
-def test_both_pictures_are_written_whole(run_dir):
-    paths = plot_run(run_dir)
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_both_pictures_are_written_whole(run_dir, is_evaluated):
+    evaluation = run_dir / "evaluation.json"
+    evaluation.write_text(json.dumps({"histogram": [40, 20, 0, 140], "acceptance_length": 3.1}))
+    paths = plot_run(run_dir, evaluation if is_evaluated else None)
     assert [path.name for path in paths] == ["training.png", "accepted-lengths.png"]
     assert [png_size(path)[0] for path in paths] == [WIDTH_PX, WIDTH_PX]
     assert sorted(path.name for path in run_dir.iterdir()) == sorted(
@@ -39,10 +41,18 @@ def test_both_pictures_are_written_whole(run_dir):
     assert plot_run(run_dir) == paths, "drawing again replaces them"
 
 
+def test_the_last_exam_gives_the_histogram(run_dir):
+    assert last_exam(read_metrics(run_dir / METRICS_NAME)) == {
+        "histogram": [200, 400, 600],
+        "acceptance_length": 1 + 200 / 60,
+    }
+
+
 def test_without_numbers_nothing_is_drawn(tmp_path):
     assert plot_run(tmp_path) == []
-    (tmp_path / "evaluation.json").write_text(json.dumps({"histogram": [0, 0], "acceptance_length": None}))
-    assert plot_run(tmp_path) == []
+    evaluation = tmp_path / "evaluation.json"
+    evaluation.write_text(json.dumps({"histogram": [0, 0], "acceptance_length": None}))
+    assert plot_run(tmp_path, evaluation) == []
 
 
 def test_the_curves_are_the_lines_of_the_file():

@@ -1,0 +1,73 @@
+"""metrics.jsonl: one line a number, nothing twice, nothing without a definition."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.train.metrics import DEFINITIONS, EXAM, TRAIN, MetricsFile, read_metrics
+
+
+def write_steps(path: Path, kept: int, steps: range) -> None:
+    with MetricsFile(path, kept) as metrics:
+        for step in steps:
+            metrics.write(TRAIN, step, loss=float(step))
+            if step % 2 == 0:
+                metrics.write(EXAM, step, acceptance_length=None, num_prompts=0)
+
+
+def test_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, -1, range(1, 5))
+    assert read_metrics(path, TRAIN) == [{"kind": TRAIN, "step": s, "loss": float(s)} for s in range(1, 5)]
+    assert [line["step"] for line in read_metrics(path, EXAM)] == [2, 4]
+    assert read_metrics(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("resumed", range(5))
+def test_a_resumed_run_writes_what_an_uninterrupted_one_writes(tmp_path, resumed):
+    whole, resumed_path = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    write_steps(whole, -1, range(1, 7))
+    write_steps(resumed_path, -1, range(1, 5))
+    write_steps(resumed_path, resumed, range(resumed + 1, 7))
+    assert resumed_path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_a_line_cut_by_a_kill_is_forgotten(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, -1, range(1, 3))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "train", "step": 2, "loss": 2.0}'[:cut])
+    MetricsFile(path, 2).close()
+    assert path.read_bytes() == whole
+
+
+def test_a_broken_line_inside_is_named_and_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    text = '{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n'
+    path.write_text(text)
+    with pytest.raises(UserError, match="line 2 of .* is broken: 'nonsense'"):
+        MetricsFile(path, 1)
+    assert path.read_text() == text
+
+
+def test_numbers_need_a_definition_and_must_be_finite(tmp_path):
+    with MetricsFile(tmp_path / "metrics.jsonl", -1) as metrics:
+        metrics.write(TRAIN, 1, accuracy_slot_12=0.5)
+        with pytest.raises(AssertionError, match="speed"):
+            metrics.write(TRAIN, 1, speed=1.0)
+        with pytest.raises(AssertionError, match="loss"):
+            metrics.write(TRAIN, 1, loss=float("nan"))
+
+
+def test_every_definition_belongs_to_a_number_of_a_real_run(reference_run, lab):
+    names = {re.sub(r"_\d+$", "_K", name) for line in lab.metrics_of(reference_run) for name in line}
+    assert names == set(DEFINITIONS)
+
+
+def test_lines_are_flat_json_without_nan(reference_run):
+    for line in (reference_run / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line, parse_constant=pytest.fail)
+        assert all(value is None or isinstance(value, (int, float, str)) for value in values.values())

@@ -1,0 +1,216 @@
+"""Checkpoints: folders that appear whole or not at all, which of them stay, and a drafter read back.
+
+A checkpoint holds fp32 weights (`drafter.safetensors`, z-lab names), the optimizer's state
+(`optimizer.pt`) and the rest of the loop's state (`state.json`). This file knows tensors, names and
+files; it does not know how a step is made.
+"""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .. import UserError
+from ..store.files import NO_SPACE, free_bytes, fsync_folder, storage_error, temporary_path
+from .drafter import Drafter
+from .facts import CHECKPOINTS_NAME, RunFacts, read_facts
+
+WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME = "drafter.safetensors", "optimizer.pt", "state.json"
+STEP_NAME = re.compile(r"step-(\d{8,})")
+TEMPORARY_NAME = re.compile(r".+\.tmp\.[^.]+\.\d+")
+SPARE_BYTES = 1 << 20  # headers and state.json
+LATEST, BEST = "latest", "best"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopState:
+    """Where the loop stands after `step` updates, weights and optimizer aside.
+
+    `epoch` and `row` name the next row to train on; `best_step` is the exam with the largest
+    acceptance length so far, None before there was one.
+    """
+
+    step: int
+    epoch: int
+    row: int
+    acceptance_length: float | None = None  # of the newest exam
+    best_step: int | None = None
+    best_acceptance_length: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint holds, on the CPU."""
+
+    state: LoopState
+    weights: dict[str, Tensor]  # fp32
+    optimizer: dict[str, Any]  # MasterOptimizer.state_dict without masters
+
+
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / CHECKPOINTS_NAME / f"step-{step:08d}"
+
+
+def list_steps(run_dir: Path) -> list[int]:
+    """The steps of all complete checkpoints, ascending."""
+    folder = run_dir / CHECKPOINTS_NAME
+    if not folder.is_dir():
+        return []
+    matches = (STEP_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> Path:
+    """Writes a checkpoint aside, syncs it and renames it; returns its folder.
+
+    `weights` are the fp32 masters. Raises UserError when the disk is full or fails; earlier
+    checkpoints stay as they are.
+    """
+    final = checkpoint_dir(run_dir, state.step)
+    final.parent.mkdir(exist_ok=True)
+    needed = size_bytes(weights) + size_bytes(optimizer) + SPARE_BYTES
+    folder = temporary_path(final)
+    try:
+        require_space(final, needed)
+        folder.mkdir()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS_NAME)
+        torch.save(dict(optimizer), folder / OPTIMIZER_NAME)
+        (folder / STATE_NAME).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+        for path in (*folder.iterdir(), folder):
+            fsync(path)
+        os.rename(folder, final)
+        fsync_folder(final.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise explained(error, final, needed) from error
+    return final
+
+
+def explained(error: Exception, final: Path, needed: int) -> Exception:
+    """The UserError for a full or failing disk; torch and safetensors hide the errno of a full one."""
+    if isinstance(error, UserError):
+        return error
+    if not isinstance(error, OSError):
+        if free_bytes(final.parent) >= needed:
+            return error
+        error = OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
+    return storage_error(error, final, needed_bytes=needed, safe="training goes on from the newest checkpoint")
+
+
+def require_space(final: Path, needed: int) -> None:
+    """Raises before a byte is written where the checkpoint cannot fit."""
+    if free_bytes(final.parent) < needed:
+        raise OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
+
+
+def size_bytes(value: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return sum(size_bytes(item) for item in items)
+
+
+def fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def load(run_dir: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step. Raises UserError where it cannot be read."""
+    folder = checkpoint_dir(run_dir, step)
+    try:
+        optimizer = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+        return Checkpoint(read_state(run_dir, step), load_file(folder / WEIGHTS_NAME), optimizer)
+    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise damaged(folder, error) from error
+
+
+def read_state(run_dir: Path, step: int) -> LoopState:
+    folder = checkpoint_dir(run_dir, step)
+    try:
+        return LoopState(**json.loads((folder / STATE_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise damaged(folder, error) from error
+
+
+def damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"checkpoint {str(folder)!r} cannot be read: {type(error).__name__}: {error}".replace("\n", " "),
+        f"a folder with {WEIGHTS_NAME}, {OPTIMIZER_NAME} and {STATE_NAME}",
+        "copy it again, or remove the folder to go back to the checkpoint before it",
+    )
+
+
+def prune(run_dir: Path, keep: int, best_step: int | None) -> None:
+    """Removes all checkpoints but the newest `keep` and the best."""
+    for step in list_steps(run_dir)[:-keep]:
+        if step != best_step:
+            remove(checkpoint_dir(run_dir, step))
+
+
+def remove(folder: Path) -> None:
+    """Removes a checkpoint; it leaves its final name first, so that no half of it is ever one."""
+    aside = temporary_path(folder)
+    os.rename(folder, aside)
+    shutil.rmtree(aside)
+
+
+def remove_temporaries(run_dir: Path) -> list[Path]:
+    """Removes what killed trainers left in RUN; whoever calls this holds the lock of the run."""
+    removed = []
+    for folder in (run_dir, run_dir / CHECKPOINTS_NAME):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if TEMPORARY_NAME.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed.append(path)
+    return removed
+
+
+def find_step(run_dir: Path, which: str) -> int:
+    """The step of the `latest` or `best` checkpoint, or of the number given.
+
+    Raises UserError, listing what is there, for any other.
+    """
+    steps = list_steps(run_dir)
+    if steps and which == LATEST:
+        return steps[-1]
+    if which == BEST:
+        best = read_state(run_dir, steps[-1]).best_step if steps else None
+        if best in steps:
+            return best
+    if which.isdecimal() and int(which) in steps:
+        return int(which)
+    there = f"steps {', '.join(map(str, steps))}" if steps else "none yet"
+    raise UserError(
+        f"no checkpoint {which!r} in {str(run_dir)!r}",
+        f"{LATEST}, {BEST} (after an exam with held-out samples) or a step number; there are: {there}",
+        "name one of these with --checkpoint, or train on",
+    )
+
+
+def load_drafter(
+    run_dir: Path, which: str, device: torch.device | str, dtype: torch.dtype | None = None
+) -> tuple[Drafter, RunFacts]:
+    """A trained drafter in evaluation mode and the facts of its run; `dtype` None is the run's own."""
+    facts = read_facts(run_dir)
+    step = find_step(run_dir, which)
+    drafter = Drafter(facts.spec)
+    try:
+        drafter.load_state_dict(load_file(checkpoint_dir(run_dir, step) / WEIGHTS_NAME))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise damaged(checkpoint_dir(run_dir, step), error) from error
+    return drafter.to(device, dtype or getattr(torch, facts.dtype)).eval(), facts

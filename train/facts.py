@@ -1,0 +1,127 @@
+"""The facts of a run, `run.json`: what fixes its result, and when two commands mean the same run.
+
+Two commands mean the same run when everything that decides its weights is equal; `HARMLESS` lists what is
+not part of that. Knows plain facts and one file; no torch.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import UserError, __version__
+from ..store.manifest import Manifest, differences
+from .slot import RowShape
+from .spec import DrafterSpec
+
+FORMAT = 1
+FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME = "run.json", "train.toml", "checkpoints"
+SHOWN_DIFFERENCES = 3
+HARMLESS = (
+    "store",  # the path; the store's identity counts
+    "out",
+    "device",  # the run keeps its number format and its row size
+    "partial",  # the run keeps its snapshot of segments
+    "eval_every",
+    "checkpoint_every",
+    "keep",
+    "cpu_threads",
+    "loader_slots",
+    "stall_s",
+    "loss.chunk_blocks",  # memory; the last bits of a sum may change
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """The content of run.json. `identity` is what a resume must find unchanged."""
+
+    spec: DrafterSpec
+    store: dict[str, Any]  # the store's manifest
+    store_path: str  # where the store was when the run was last started
+    segments: str  # 'all', or the snapshot of committed segments, like 0-3,7
+    num_train: int  # samples
+    num_held_out: int  # samples of the store; an exam takes the first `eval_samples`
+    row_tokens: int
+    anchors: int
+    rows_per_step: int
+    shuffle_segments: int
+    rows_per_epoch: int  # rows of epoch 0; later ones may differ by a few
+    steps: int
+    seed: int
+    dtype: str
+    eval_samples: int
+    loss: dict[str, Any]
+    optim: dict[str, Any]
+    device_type: str  # of the first start; decides defaults, also after a move
+    config_digest: str
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """TargetFacts of the store's target, as a dict."""
+        return self.store["target"]
+
+    @property
+    def shape(self) -> RowShape:
+        return RowShape(row_tokens=self.row_tokens, anchors=self.anchors, block_size=self.spec.block_size)
+
+    def identity(self) -> dict[str, Any]:
+        """Flat names and values that decide the run's weights, the store's own facts left out."""
+        own = ("row_tokens", "anchors", "rows_per_step", "shuffle_segments")
+        flat = {f"rows.{name}": getattr(self, name) for name in own}
+        flat |= {name: getattr(self, name) for name in ("segments", "num_train", "num_held_out", "steps", "seed")}
+        flat |= {"dtype": self.dtype, "eval_samples": self.eval_samples}
+        flat |= {f"drafter.{name}": value for name, value in self.spec.as_dict().items()}
+        flat |= {f"loss.{name}": value for name, value in self.loss.items()}
+        return flat | {f"optim.{name}": value for name, value in self.optim.items()}
+
+    def as_json(self) -> bytes:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values |= {"format": FORMAT, "package_version": __version__, "spec": self.spec.as_dict()}
+        return (json.dumps(values, indent=1) + "\n").encode()
+
+
+def read_facts(run_dir: Path) -> RunFacts:
+    """The facts in RUN/run.json. Raises UserError where there is no run, or one of another format."""
+    path = run_dir / FACTS_NAME
+    if not path.is_file():
+        raise UserError(
+            f"no run at {str(run_dir)!r}", f"a folder with {FACTS_NAME}", "give the --out of `dflash train`"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = values.pop("format")
+        values.pop("package_version")
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{str(path)!r} is broken: {error}", "the facts of a run", "train into a new folder") from error
+    if found != FORMAT:
+        raise UserError(
+            f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
+        )
+    return RunFacts(**{**values, "spec": DrafterSpec.from_dict(values["spec"])})
+
+
+def require_same_store(run_dir: Path, old: RunFacts, manifest: Manifest) -> None:
+    """Raises UserError, naming what differs, unless the store is the one the run was started on."""
+    found = differences(Manifest(**old.store), manifest)
+    if found:
+        refuse(run_dir, [(f"store.{name}", before, now) for name, before, now in found], "the same store")
+
+
+def require_same_run(run_dir: Path, old: RunFacts, new: RunFacts) -> None:
+    """Raises UserError, naming what differs, unless both have one identity."""
+    before, now = old.identity(), new.identity()
+    found = [(name, before.get(name), now.get(name)) for name in now if before.get(name) != now.get(name)]
+    if found:
+        refuse(run_dir, found, "the settings that the run was started with")
+
+
+def refuse(run_dir: Path, found: list[tuple[str, Any, Any]], expected: str) -> NoReturn:
+    shown = "; ".join(f"{name} was {before!r} and is now {now!r}" for name, before, now in found[:SHOWN_DIFFERENCES])
+    more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
+    raise UserError(
+        f"{str(run_dir)!r} was trained with other facts: {shown}{more}",
+        expected,
+        f"go back to them (`--config {run_dir / CONFIG_NAME}` repeats the run), or train into another --out",
+    )

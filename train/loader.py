@@ -1,0 +1,125 @@
+"""The loader process: reads rows from the store into a shared ring, just ahead of the trainer.
+
+`load_rows` is the process, `Loader` the trainer's end of it. The ring is memory without a name (memfd) and
+the process dies with its trainer, so a kill leaves nothing behind. Numpy only; neither end imports torch here.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..store.reader import StoreReader
+from ..store.ring import Ring, RingHandle
+from ..watch import BEAT_S, Channel, Child, Job, Stalled
+from .order import ALL, TRAIN_SPLIT, Place, RowCounts, RowOrder, fill_row, samples_of
+from .slot import RowArrays, RowSlot
+
+NAME = "loader"
+IDLE_LIMIT_S = 86_400.0  # how long a loader waits for a living trainer, whose own silence the launcher watches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderPlan:
+    """Everything the process needs to know; travels by pickle."""
+
+    store_dir: Path
+    segments: str  # 'all', or the run's snapshot: reader numbers differ once more segments are committed
+    taps: tuple[int, ...]  # indices into the store's tap list
+    slot: RowSlot
+    seed: int
+    shuffle_segments: int
+    start: Place
+    num_rows: int  # after these the process ends
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRow:
+    """A row in the ring; `arrays` are views that the loader overwrites once the row was given back."""
+
+    number: int
+    place: Place
+    counts: RowCounts
+    arrays: RowArrays
+
+
+def load_rows(channel: Channel, plan: LoaderPlan, handle: RingHandle) -> None:
+    """The process: fills free slots in the run's order and tells the trainer of each; hears which are free again."""
+    reader = StoreReader(plan.store_dir, partial=plan.segments != ALL)
+    samples = samples_of(reader, TRAIN_SPLIT, plan.segments)
+    order = RowOrder.of(reader, samples, plan.slot.shape, seed=plan.seed, shuffle_segments=plan.shuffle_segments)
+    ring = Ring.open(handle)
+    free: list[Any] = list(range(handle.slots))
+    for place, row in islice(order.since(plan.start), plan.num_rows):
+        number = free.pop(0) if free else channel.receive(IDLE_LIMIT_S)
+        assert isinstance(number, int)
+        counts = fill_row(reader, row, plan.taps, place, order, plan.slot.view(ring.slot(number)))
+        channel.tell((number, place, counts))
+
+
+def describe(place: Place) -> str:
+    return f"row {place.row} of epoch {place.epoch}"
+
+
+class Loader:
+    """The trainer's end: starts the process, waits for its rows, gives slots back, stops it.
+
+    `row` raises what the process raised, ChildDied where it died, and Stalled where no row came within
+    `stall_s` seconds; `beat` is called about once a second while it waits. `wait_s` sums its waiting.
+    """
+
+    def __init__(self, plan: LoaderPlan, *, slots: int, stall_s: float, beat: Callable[[], None]) -> None:
+        self.plan, self.num_slots, self.stall_s, self.beat = plan, slots, stall_s, beat
+        self.ready: deque[tuple[int, Place, RowCounts]] = deque()
+        self.wait_s = 0.0
+        self.next = plan.start
+
+    def __enter__(self) -> "Loader":
+        self.ring = Ring.create(self.plan.slot.size_bytes, self.num_slots)
+        self.child = Child(Job(NAME, load_rows, (self.plan, self.ring.handle())))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.child.has_ended:
+            self.child.end()
+        self.ring.close()
+
+    @property
+    def memory(self) -> np.ndarray:
+        """All bytes of the ring, for a trainer that pins them."""
+        assert self.ring.bytes is not None
+        return self.ring.bytes
+
+    @contextmanager
+    def row(self) -> Iterator[LoadedRow]:
+        """The next row of the run; its slot goes back to the loader at the end of the block."""
+        started = time.monotonic()
+        number, place, counts = self.wait_for_row(started + self.stall_s)
+        self.wait_s += time.monotonic() - started
+        yield LoadedRow(number, place, counts, self.plan.slot.view(self.ring.slot(number)))
+        self.next = Place(place.epoch, place.row + 1)
+        if not self.child.has_ended:
+            self.child.tell(number)
+
+    def wait_for_row(self, limit: float) -> tuple[int, Place, RowCounts]:
+        """The oldest row that was told and not taken."""
+        while not self.ready:
+            assert not self.child.has_ended, f"more than the {self.plan.num_rows} rows of the plan are asked for"
+            if time.monotonic() > limit:
+                self.child.dump_stacks()
+                raise Stalled("the trainer", f"{describe(self.next)} from the {NAME}", self.stall_s)
+            self.beat()
+            self.child.listen(self.note, min(BEAT_S, max(0.0, limit - time.monotonic())))
+        return self.ready.popleft()
+
+    def note(self, _name: str, row: Any) -> None:
+        self.ready.append(row)

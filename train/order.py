@@ -1,0 +1,136 @@
+"""Which rows a run trains on, in which order, and how one row is filled from the store.
+
+Pure functions of the store, the seed, the epoch and the row; numpy only, no process, no torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..store.reader import StoreReader
+from ..store.samples import eligible_anchors
+from .packing import choose_anchors, pack_rows
+from .slot import RowArrays, RowShape
+
+TRAIN_SPLIT, HELD_OUT_SPLIT = "train", "heldout"
+ALL = "all"  # segments of a run that took no snapshot
+
+
+class Place(NamedTuple):
+    """A row of the run: number `row` of pass `epoch`, both from 0."""
+
+    epoch: int
+    row: int
+
+
+class RowCounts(NamedTuple):
+    """What a row holds: whole samples, their tokens, and anchors that count."""
+
+    num_samples: int
+    num_tokens: int
+    num_anchors: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """All rows of a run: those of pass 0, then those of pass 1, and so on without end."""
+
+    samples: np.ndarray  # [N] i64, reader numbers
+    lengths: np.ndarray  # [N] i64, tokens in a row: recorded positions + 1
+    segments: np.ndarray  # [N]
+    shape: RowShape
+    seed: int
+    shuffle_segments: int
+
+    @staticmethod
+    def of(
+        reader: StoreReader, samples: np.ndarray, shape: RowShape, *, seed: int, shuffle_segments: int
+    ) -> "RowOrder":
+        """The order of these reader numbers."""
+        lengths = reader.samples.n[samples].astype(np.int64) + 1
+        return RowOrder(samples, lengths, reader.samples.segment[samples], shape, seed, shuffle_segments)
+
+    def rows(self, epoch: int) -> list[np.ndarray]:
+        """The rows of one pass, each as reader numbers in the order they lie in it."""
+        rows = pack_rows(
+            self.lengths,
+            self.segments,
+            self.shape.row_tokens,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle_segments=self.shuffle_segments,
+        )
+        return [self.samples[row] for row in rows]
+
+    def since(self, start: Place) -> Iterator[tuple[Place, np.ndarray]]:
+        """Every row from `start` on, without end: its place and its reader numbers."""
+        epoch, first = start
+        while True:
+            rows = self.rows(epoch)
+            for row in range(first, len(rows)):
+                yield Place(epoch, row), rows[row]
+            epoch, first = epoch + 1, first - min(first, len(rows))
+
+
+def fill_row(
+    reader: StoreReader, samples: np.ndarray, taps: Sequence[int], place: Place, order: RowOrder, out: RowArrays
+) -> RowCounts:
+    """Writes one row whole: the samples one after another, padding behind them, then the anchors.
+
+    `taps` are indices into the store's tap list. A sample of n recorded positions takes n + 1
+    tokens; the taps of the last one and of all padding are zeros.
+    """
+    shape = order.shape
+    eligible = np.zeros(shape.row_tokens, np.bool_)  # [T]
+    end = 0
+    for number, sample in enumerate(samples):
+        begin, n = end, int(reader.samples.n[sample])
+        end = begin + n + 1
+        ids, loss_mask = reader.tokens(int(sample))
+        reader.read(int(sample), out.taps[:, begin : end - 1], taps=taps)
+        out.taps[:, end - 1] = 0
+        out.ids[begin:end] = ids[: n + 1]
+        out.loss_mask[begin:end] = loss_mask[: n + 1]
+        out.sample_ids[begin:end] = number
+        out.positions[begin:end] = np.arange(n + 1)
+        eligible[begin:end] = eligible_anchors(loss_mask)[: n + 1]
+    out.taps[:, end:] = 0
+    out.ids[end:] = 0
+    out.loss_mask[end:] = False
+    out.sample_ids[end:] = -1
+    out.positions[end:] = 0
+    out.anchors[:], out.keep[:] = choose_anchors(
+        eligible,
+        out.sample_ids,
+        shape.anchors,
+        unit=shape.unit,
+        seed=order.seed,
+        epoch=place.epoch,
+        row=place.row,
+    )
+    return RowCounts(len(samples), end, int(out.keep.sum()))
+
+
+def samples_of(reader: StoreReader, split: str, segments: str) -> np.ndarray:
+    """Reader numbers of the split's samples, of all committed segments or of a snapshot."""
+    numbers = reader.rows(split)
+    if segments == ALL:
+        return numbers
+    return numbers[np.isin(reader.samples.segment[numbers], parse_ranges(segments))]
+
+
+def as_ranges(numbers: np.ndarray) -> str:
+    """Sorted whole numbers as text, like 0-3,7."""
+    groups = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+    return ",".join(f"{g[0]}-{g[-1]}" if len(g) > 1 else f"{g[0]}" for g in groups)
+
+
+def parse_ranges(text: str) -> list[int]:
+    """The numbers that `as_ranges` wrote."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found

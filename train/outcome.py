@@ -1,0 +1,83 @@
+"""How a run ended: `report.json`, and the text that `dflash train` prints.
+
+Reads what the run wrote; knows no torch, so that the launcher stays small.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .facts import RunFacts
+from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
+
+REPORT_NAME = "report.json"
+NOTHING = "nothing to measure: the store holds no held-out answer with a cycle"
+
+
+def outcome_of(
+    run_dir: Path, facts: RunFacts, *, best_step: int | None, best_acceptance_length: float | None
+) -> dict[str, Any]:
+    """The content of report.json: acceptance lengths are None where there was nothing to measure."""
+    metrics = read_metrics(run_dir / METRICS_NAME)
+    exams = [line for line in metrics if line["kind"] == EXAM]
+    losses = [line["loss"] for line in metrics if line["kind"] == TRAIN]
+    return {
+        "steps": facts.steps,
+        "epochs": facts.steps * facts.rows_per_step / facts.rows_per_epoch,
+        "loss": losses[-1] if losses else None,
+        "num_prompts": exams[-1]["num_prompts"],
+        "acceptance_length_untrained": exams[0]["acceptance_length"],
+        "acceptance_length": exams[-1]["acceptance_length"],
+        "best_acceptance_length": best_acceptance_length,
+        "best_step": best_step,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What `dflash train` says at its end. `start` is 'new', 'resumed' or 'finished' (nothing was done)."""
+
+    run_dir: Path
+    start: str
+    start_step: int
+    outcome: Mapping[str, Any]
+
+    def text(self) -> str:
+        """The report, ending with the next commands."""
+        outcome, run = self.outcome, shlex.quote(str(self.run_dir))
+        lines = [self.headline()]
+        if outcome["acceptance_length"] is None:
+            lines.append(f"held-out exam: {NOTHING}")
+            checkpoint = " --checkpoint latest"
+        else:
+            lines.append(
+                f"acceptance length {outcome['acceptance_length']:.3f} at the end, "
+                f"{outcome['acceptance_length_untrained']:.3f} before training, "
+                f"best {outcome['best_acceptance_length']:.3f} at step {outcome['best_step']} "
+                f"(walk over held-out answers, bonus token included, mean over {outcome['num_prompts']} answers)"
+            )
+            checkpoint = ""
+        lines += [f"plot       {path}" for path in sorted(self.run_dir.glob("*.png"))]
+        lines += [
+            f"next: dflash evaluate {run} --offline",
+            f"      dflash evaluate {run}",
+            f"      dflash export {run}{checkpoint}",
+        ]
+        return "\n".join(lines)
+
+    def headline(self) -> str:
+        """What was done, in one line."""
+        outcome = self.outcome
+        if self.start == "finished":
+            return f"{self.run_dir} is finished ({outcome['steps']} steps); nothing was changed"
+        loss = "" if outcome["loss"] is None else f", loss {outcome['loss']:.4f} at the last step"
+        since = f", resumed at step {self.start_step}" if self.start == "resumed" else ""
+        return f"trained {outcome['steps']} steps ({outcome['epochs']:.2f} epochs){since}{loss}: {self.run_dir}"
+
+
+def read_report(run_dir: Path, start: str, start_step: int) -> TrainReport:
+    """The report of a finished run."""
+    return TrainReport(run_dir, start, start_step, json.loads((run_dir / REPORT_NAME).read_text(encoding="utf-8")))

@@ -1,0 +1,196 @@
+"""A run before it trains: its command checked against the store and against what RUN already holds.
+
+Fills in every default and opens the store; knows no torch. What is written here is run.json and train.toml.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .. import UserError
+from ..settings import as_dict, as_toml, digest
+from ..store.files import publish
+from ..store.reader import StoreReader
+from .config import TrainConfig
+from .facts import (
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    FACTS_NAME,
+    HARMLESS,
+    RunFacts,
+    read_facts,
+    require_same_run,
+    require_same_store,
+)
+from .metrics import METRICS_NAME
+from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, as_ranges, samples_of
+from .slot import TILE, RowShape, default_anchors
+from .spec import make_spec, require_free
+
+ROW_TOKENS = {"cuda": 16384, "cpu": 512}  # fewest tokens of a default row, by device type
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+
+
+def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, device_type: str) -> RunFacts:
+    """What this command would train: every default filled in, from the store and the type of device.
+
+    Raises UserError for a store without training samples and for settings that do not fit it.
+    """
+    spec = make_spec(config.drafter, reader.manifest.target, reader.manifest.tap_layers)
+    train, held_out = (samples_of(reader, split, segments) for split in (TRAIN_SPLIT, HELD_OUT_SPLIT))
+    if len(train) == 0:
+        raise UserError(
+            f"the store {config.store!r} holds no committed sample to train on ({len(held_out)} are held out)",
+            f"samples of the split {TRAIN_SPLIT!r}",
+            "prepare more data or a smaller --held-out share, and extract again",
+        )
+    longest = int(reader.samples.n[np.concatenate([train, held_out])].max()) + 1
+    row_tokens = config.rows.row_tokens or default_row_tokens(longest, device_type)
+    anchors = config.rows.anchors or default_anchors(row_tokens, spec.block_size)
+    shape = RowShape(row_tokens=row_tokens, anchors=anchors, block_size=spec.block_size)
+    shuffle = config.rows.shuffle_segments
+    rows_per_epoch = len(RowOrder.of(reader, train, shape, seed=config.seed, shuffle_segments=shuffle).rows(0))
+    return RunFacts(
+        spec=spec,
+        store=reader.manifest.as_json(),
+        store_path=str(Path(config.store).absolute()),
+        segments=segments,
+        num_train=len(train),
+        num_held_out=len(held_out),
+        row_tokens=row_tokens,
+        anchors=anchors,
+        rows_per_step=config.rows.rows_per_step,
+        shuffle_segments=shuffle,
+        rows_per_epoch=rows_per_epoch,
+        steps=config.steps if config.steps is not None else num_steps(config, rows_per_epoch),
+        seed=config.seed,
+        dtype=config.dtype if config.dtype != "auto" else DTYPES[device_type],
+        eval_samples=config.eval_samples,
+        loss={name: value for name, value in as_dict(config.loss).items() if f"loss.{name}" not in HARMLESS},
+        optim=as_dict(config.optim),
+        device_type=device_type,
+        config_digest=digest(config),
+    )
+
+
+def default_row_tokens(longest: int, device_type: str) -> int:
+    """The smallest multiple of 128 from the device's own minimum that holds the longest sample, tokens."""
+    return -(-max(ROW_TOKENS[device_type], longest) // TILE) * TILE
+
+
+def num_steps(config: TrainConfig, rows_per_epoch: int) -> int:
+    """Updates that `epochs` passes take; the last one is filled up from the pass after."""
+    return math.ceil(config.epochs * rows_per_epoch / config.rows.rows_per_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run whose command was checked: what it trains, on which store, into which folder."""
+
+    config: TrainConfig
+    facts: RunFacts
+    reader: StoreReader
+    is_new: bool
+    num_holding_mask: int = 0  # samples whose text holds the mask token; counted for a new run
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.config.out)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The run's taps as indices into the store's tap list."""
+        return tuple(self.reader.manifest.tap_layers.index(layer) for layer in self.facts.spec.tap_layers)
+
+    def mask_note(self) -> str:
+        """Which mask token the run has, and how many samples hold it as text."""
+        note = f"mask token {self.facts.spec.mask_token_id}"
+        return note if not self.num_holding_mask else f"{note}; {self.num_holding_mask:,} samples hold it as text"
+
+    def samples(self, split: str) -> np.ndarray:
+        """Reader numbers of the run's samples of a split."""
+        return samples_of(self.reader, split, self.facts.segments)
+
+
+def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
+    """Opens the store and compares the command with the run that RUN already holds; writes nothing.
+
+    `device_type` is asked only for a new run. Raises UserError for a missing, unfinished or unfit
+    store, and for a run of other facts, naming them with both values.
+    """
+    run_dir = Path(config.out)
+    old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
+    if old is None:
+        strange = [name for name in (CHECKPOINTS_NAME, METRICS_NAME) if (run_dir / name).exists()]
+        if strange:
+            raise UserError(
+                f"{config.out!r} holds {strange[0]!r} but no {FACTS_NAME}",
+                "a new folder, or the folder of a run",
+                "name another with --out",
+            )
+        reader = StoreReader(Path(config.store), partial=config.partial)
+        segments = as_ranges(np.unique(reader.samples.segment)) if config.partial else ALL
+        facts = resolve_facts(config, reader, segments, device_type())
+        num_holding = count_mask_token(reader, facts)
+        require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
+        return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding)
+    reader = StoreReader(Path(config.store), partial=old.segments != ALL)
+    require_same_store(run_dir, old, reader.manifest)
+    facts = resolve_facts(config, reader, old.segments, old.device_type)
+    require_same_run(run_dir, old, facts)
+    return Run(config, facts, reader, is_new=False)
+
+
+def count_mask_token(reader: StoreReader, facts: RunFacts) -> int:
+    """Samples that hold the mask token; none are looked at where it lies beyond the tokenizer."""
+    token = facts.spec.mask_token_id
+    if token >= facts.target["tokenizer_size"]:
+        return 0
+    return sum(bool((reader.tokens(i)[0] == token).any()) for i in range(len(reader)))
+
+
+def require_unchanged(run: Run) -> None:
+    """Under the lock of RUN: another process may have started another run there since `check_run` looked."""
+    if run.is_new and (run.run_dir / FACTS_NAME).exists():
+        old = read_facts(run.run_dir)
+        require_same_store(run.run_dir, old, run.reader.manifest)
+        require_same_run(run.run_dir, old, run.facts)
+
+
+def write_run(run: Run) -> None:
+    """Publishes train.toml, then run.json, with which the folder is a run; under the lock of RUN."""
+    publish(run.run_dir / CONFIG_NAME, as_toml(resolved_config(run.config, run.facts), "train").encode())
+    publish(run.run_dir / FACTS_NAME, run.facts.as_json())
+
+
+def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
+    """The config with every default filled in, so that it trains the same run on any machine."""
+    spec = facts.spec
+    drafter = dataclasses.replace(
+        config.drafter,
+        mask_token_id=spec.mask_token_id,
+        taps=spec.tap_layers,
+        intermediate_size=spec.intermediate_size,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+    )
+    rows = dataclasses.replace(config.rows, row_tokens=facts.row_tokens, anchors=facts.anchors)
+    return dataclasses.replace(
+        config,
+        steps=facts.steps,
+        dtype=facts.dtype,
+        eval_every=interval(config.eval_every, facts.steps),
+        checkpoint_every=interval(config.checkpoint_every, facts.steps),
+        drafter=drafter,
+        rows=rows,
+    )
+
+
+def interval(every: int | None, steps: int) -> int:
+    """Steps between two exams or checkpoints: as given, else a tenth of the run."""
+    return every or max(1, math.ceil(steps / 10))
