@@ -1,0 +1,170 @@
+"""Deaths, silence, replies and what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.watch import Child, ChildDied, Job, Stalled, run_all
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    import watch_children  # pyright: ignore[reportMissingImports]
+
+    return watch_children
+
+
+def wait_until(condition: Any, limit_s: float = 30.0) -> None:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < limit_s, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie counts as dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ignore(_name: str, _message: object) -> None:
+    pass
+
+
+def test_messages_come_in_order_and_an_ask_gets_its_reply(children: ModuleType) -> None:
+    heard: dict[str, list[object]] = {"a": [], "b": []}
+
+    def answer(name: str, message: object) -> object:
+        heard[name].append(message)
+        return sum(i for i in heard[name] if isinstance(i, int))
+
+    run_all([Job("a", children.count, (5,)), Job("b", children.count, (300,))], stall_s=60.0, on_message=answer)
+    assert heard["a"] == [0, 1, 2, 3, 4, ("sum", 5)]
+    assert heard["b"] == [*range(300), ("sum", 300)]
+
+
+def test_no_jobs_end_at_once() -> None:
+    run_all([], stall_s=1.0, on_message=ignore)
+
+
+def test_user_error_passes_through_and_the_others_are_stopped(children: ModuleType) -> None:
+    pids: list[int] = []
+    jobs = [Job("good", children.work_for_ever), Job("bad", children.refuse)]
+    with pytest.raises(UserError, match="the disk is full") as caught:
+        run_all(jobs, stall_s=60.0, on_message=lambda _name, pid: pids.append(pid))  # type: ignore[arg-type]
+    assert any("raised in bad" in note for note in caught.value.__notes__)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_exception_that_cannot_travel_keeps_its_text(children: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="Unpicklable: 3 and 4") as caught:
+        run_all([Job("odd", children.fail_oddly)], stall_s=60.0, on_message=ignore)
+    assert "fail_oddly" in caught.value.__notes__[0]
+
+
+def test_killed_child_is_named_and_its_last_words_are_heard(children: ModuleType) -> None:
+    words: list[object] = []
+    jobs = [Job("shard 0", children.work_for_ever), Job("shard 1", children.kill_itself)]
+    with pytest.raises(ChildDied, match="shard 1 was killed by SIGKILL") as caught:
+        run_all(jobs, stall_s=60.0, on_message=lambda _name, word: words.append(word))
+    assert (caught.value.name, caught.value.exit_code) == ("shard 1", -signal.SIGKILL)
+    assert "last words" in words
+    assert not any(isinstance(pid, int) and is_alive(pid) for pid in words)
+
+
+def test_early_exit_is_a_death(children: ModuleType) -> None:
+    with pytest.raises(ChildDied, match="early ended with exit code 7"):
+        run_all([Job("early", children.leave_early)], stall_s=60.0, on_message=ignore)
+
+
+def test_silence_dumps_stacks_and_names_the_silent(children: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    pids: list[Any] = []
+    jobs = [Job("busy", children.work_for_ever), Job("quiet", children.hang)]
+    with pytest.raises(Stalled, match="sign of life from quiet for 4.0 s"):
+        run_all(jobs, stall_s=4.0, on_message=lambda _name, pid: pids.append(pid))
+    assert len(pids) == 2
+    assert not any(is_alive(pid) for pid in pids)
+    stacks = capfd.readouterr().err
+    assert "--- stacks of busy" in stacks
+    assert "in hang" in stacks
+
+
+def test_reply_that_does_not_come_is_a_stall(children: ModuleType) -> None:
+    def slow(_name: str, _message: object) -> None:
+        time.sleep(0.6)
+
+    with pytest.raises(Stalled, match="asker waited for a reply of its parent to 'slow'"):
+        run_all([Job("asker", children.ask_in_vain)], stall_s=60.0, on_message=slow)
+
+
+def test_error_in_the_launcher_stops_the_children(children: ModuleType) -> None:
+    pids: list[Any] = []
+
+    def fail(_name: str, pid: object) -> None:
+        pids.append(pid)
+        raise ValueError("cannot draw")
+
+    with pytest.raises(ValueError, match="cannot draw"):
+        run_all([Job("one", children.work_for_ever)], stall_s=60.0, on_message=fail)
+    assert not is_alive(pids[0])
+
+
+def test_grandchild_of_a_finished_child_is_ended(children: ModuleType) -> None:
+    pids: list[Any] = []
+    run_all([Job("one", children.leave_a_grandchild)], stall_s=60.0, on_message=lambda _name, pid: pids.append(pid))
+    wait_until(lambda: not is_alive(pids[0]))
+
+
+def test_child_beside_a_working_parent(children: ModuleType) -> None:
+    heard: list[Any] = []
+    child = Child(Job("doubler", children.double))
+    for number in range(5):
+        child.tell(number)
+    child.tell(None)
+    started = time.monotonic()
+    while not child.has_ended:
+        child.listen(lambda _name, word: heard.append(word), 1.0)
+        assert time.monotonic() - started < 30.0
+    assert child.is_done
+    assert heard == [0, 2, 4, 6, 8]
+
+
+def test_child_that_dies_or_waits_in_vain_is_heard_by_listen(children: ModuleType) -> None:
+    killed = Child(Job("killed", children.double))
+    os.kill(killed.process.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="killed was killed by SIGKILL"):
+        for _ in range(2):  # its connection may end a moment before the process itself
+            killed.listen(ignore, 30.0)
+    assert killed.has_ended
+    waiting = Child(Job("waiting", children.receive_in_vain))
+    with pytest.raises(Stalled, match="waiting waited for a message of its parent"):
+        waiting.listen(ignore, 30.0)
+    waiting.end()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_dead_launcher_leaves_no_child(children: ModuleType, tmp_path: Path, number: int, code: int) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", "import sys, watch_children as w; w.launch(sys.argv[1])", str(tmp_path / "pids")]
+    launcher = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text())
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 2
+        assert all(is_alive(pid) for pid in pids)
+        launcher.send_signal(number)
+        launcher.communicate(timeout=30)
+        assert launcher.returncode == code
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    finally:
+        launcher.kill()

@@ -1,0 +1,85 @@
+"""What the children of test_watch.py run; a module of its own, because children import it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dflash_offline import UserError
+from dflash_offline.watch import Channel, Job, run_all
+
+
+class Unpicklable(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def count(channel: Channel, number: int) -> None:
+    """Tells 0..number-1, then asks for the sum."""
+    for i in range(number):
+        channel.tell(i)
+    reply = channel.ask(("sum", number), limit_s=30.0)
+    assert reply == sum(range(number)), reply
+
+
+def work_for_ever(channel: Channel) -> None:
+    channel.tell(os.getpid())
+    while True:
+        channel.beat()
+        time.sleep(0.05)
+
+
+def hang(channel: Channel) -> None:
+    channel.tell(os.getpid())
+    signal.pause()
+
+
+def refuse(channel: Channel) -> None:
+    raise UserError("the disk is full", "1 GB", "free some")
+
+
+def fail_oddly(channel: Channel) -> None:
+    raise Unpicklable(3, 4)
+
+
+def kill_itself(channel: Channel) -> None:
+    channel.tell("last words")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_early(channel: Channel) -> None:
+    sys.exit(7)
+
+
+def leave_a_grandchild(channel: Channel) -> None:
+    """Starts a process that would live for minutes, tells its id and ends well."""
+    channel.tell(subprocess.Popen(["sleep", "300"]).pid)
+
+
+def ask_in_vain(channel: Channel) -> None:
+    channel.ask("slow", limit_s=0.2)
+
+
+def double(channel: Channel) -> None:
+    """Tells twice each number it receives, until None."""
+    while (number := channel.receive(30.0)) is not None:
+        assert isinstance(number, int)
+        channel.tell(2 * number)
+
+
+def receive_in_vain(channel: Channel) -> None:
+    channel.receive(0.2)
+
+
+def launch(pids_path: str) -> None:
+    """A launcher of two children that work for ever; their ids go to a file."""
+    pids: list[object] = []
+
+    def note(_name: str, pid: object) -> None:
+        pids.append(pid)
+        if len(pids) == 2:
+            Path(pids_path).write_text(" ".join(map(str, pids)))
+
+    run_all([Job("one", work_for_ever), Job("two", hang)], stall_s=60.0, on_message=note)

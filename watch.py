@@ -1,0 +1,297 @@
+"""Watched child processes: started together, listened to, stopped together.
+
+A leaf: it knows processes, pipes and silence, and nothing of this project. Each child is a
+fresh interpreter (never a fork), in a process group of its own, and dies with its parent by
+`PR_SET_PDEATHSIG`, so a killed parent leaves nothing behind. A child speaks through its
+`Channel`; heartbeats come from the working code itself, never from a thread beside it, so
+that a hang is heard as silence. Linux only (pidfd, prctl).
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+BEAT_S = 1.0  # beats closer together than this are not sent
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+KILL_S = 30.0  # for the system to end a process after SIGKILL
+STACKS_S = 0.5  # a child's time to write its stacks
+BOOTSTRAP = (
+    "import sys; from multiprocessing.connection import Connection; c = Connection(int(sys.argv[1])); "
+    f"sys.path[:] = c.recv(); from {__name__} import live; live(c, int(sys.argv[2]), sys.argv[3])"
+)
+
+OnMessage = Callable[[str, object], object]
+
+
+class Stalled(Exception):
+    """Nothing came for too long: who waited, for what, how long (exit code 3)."""
+
+    def __init__(self, who: str, what: str, waited_s: float) -> None:
+        super().__init__(who, what, waited_s)
+
+    def __str__(self) -> str:
+        who, what, waited_s = self.args
+        return f"{who} waited for {what} for {waited_s:.1f} s"
+
+
+class ChildDied(Exception):
+    """A child ended without saying why: its name and exit code, negative for a signal."""
+
+    def __init__(self, name: str, exit_code: int) -> None:
+        super().__init__(name, exit_code)
+        self.name = name
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        if self.exit_code >= 0:
+            return f"{self.name} ended with exit code {self.exit_code} before its work was done"
+        cause = " (out of memory, or killed by hand)" if self.exit_code == -signal.SIGKILL else ""
+        return f"{self.name} was killed by {signal.Signals(-self.exit_code).name}{cause}"
+
+
+class Channel:
+    """A child's end: messages to the parent; every one of them is also a heartbeat."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.name = name
+        self._connection = connection
+        self._last_s = -BEAT_S
+
+    def tell(self, message: object) -> None:
+        self._send("tell", message)
+
+    def beat(self) -> None:
+        """Says that work goes on; cheap enough for every batch (sent once a second at most)."""
+        if time.monotonic() - self._last_s >= BEAT_S:
+            self._send("beat", None)
+
+    def ask(self, message: object, limit_s: float) -> object:
+        """The parent's reply; raises Stalled when none came within `limit_s` seconds."""
+        self._send("ask", message)
+        if not self._connection.poll(limit_s):
+            raise Stalled(self.name, f"a reply of its parent to {message!r}", limit_s)
+        return self._connection.recv()
+
+    def receive(self, limit_s: float) -> object:
+        """What the parent tells; raises Stalled when nothing came within `limit_s` seconds."""
+        if not self._connection.poll(limit_s):
+            raise Stalled(self.name, "a message of its parent", limit_s)
+        return self._connection.recv()
+
+    def _send(self, kind: str, message: object) -> None:
+        self._connection.send((kind, message))
+        self._last_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one child runs: `function(channel, *args)`, all of it picklable, by its import path."""
+
+    name: str
+    function: Callable[..., None]
+    args: tuple[Any, ...] = field(default=())
+
+
+def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage) -> None:
+    """Runs every job in a process of its own and comes back when all of them ended well.
+
+    `on_message(name, message)` is called here for whatever a child tells or asks; what it
+    gives back answers an `ask`. An exception in a child is raised here with the child's name
+    in a note; a death without one raises ChildDied; silence of one child for more than
+    `stall_s` seconds dumps the stacks of all to stderr and raises Stalled. However this ends
+    (Ctrl-C, SIGTERM and SIGHUP too), no child lives on. Call it from the main thread: the
+    children die with the thread that started them.
+    """
+    children: list[Child] = []
+    with _signals_raise():
+        try:
+            for job in jobs:
+                children.append(Child(job))
+            _listen(children, stall_s, on_message)
+        finally:
+            _stop([child for child in children if not child.has_ended])
+
+
+class Child:
+    """The parent's end of one child, for a parent that goes on working beside it.
+
+    It lives until `end`, or until `listen` finds it dead; whoever makes one sees to that.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.name = job.name
+        self.is_done = False
+        self.is_open = True
+        self.has_ended = False
+        self.last_heard_s = time.monotonic()
+        work = pickle.dumps((job.function, job.args))
+        self.connection, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-c", BOOTSTRAP, str(theirs.fileno()), str(os.getpid()), job.name]
+            self.process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, process_group=0
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its pidfd says so
+            self.connection.send(sys.path)
+            self.connection.send_bytes(work)
+
+    def tell(self, message: object) -> None:
+        """Sends what the child's `Channel.receive` waits for."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: `listen` says so
+            self.connection.send(message)
+
+    def listen(self, on_message: OnMessage, limit_s: float) -> None:
+        """Waits at most `limit_s` for the child to speak or die, and handles what there is.
+
+        Collects it when it is dead. Raises what the child raised, and ChildDied where it ended before it was done.
+        """
+        ready = wait([self.pidfd, self.connection] if self.is_open else [self.pidfd], limit_s)
+        while self.hear(on_message):
+            pass
+        if self.pidfd in ready:
+            self.end()
+            if not self.is_done or self.process.returncode != 0:
+                raise ChildDied(self.name, self.process.returncode)
+
+    def hear(self, on_message: OnMessage) -> bool:
+        """Handles one waiting message, if there is one; raises what the child raised."""
+        try:
+            if not (self.is_open and self.connection.poll()):
+                return False
+            kind, message = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.is_open = False
+            return False
+        self.last_heard_s = time.monotonic()
+        if kind == "tell":
+            on_message(self.name, message)
+        elif kind == "ask":
+            self.tell(on_message(self.name, message))
+        elif kind == "error":
+            pickled, text = message
+            error = pickle.loads(pickled)
+            error.add_note(f"raised in {self.name}:\n{text}")
+            raise error
+        elif kind == "done":
+            self.is_done = True
+        return True
+
+    def is_silent(self, stall_s: float) -> bool:
+        """Nothing was heard for longer than `stall_s`, and nothing waits to be heard."""
+        return time.monotonic() - self.last_heard_s > stall_s and not (self.is_open and self.connection.poll())
+
+    def dump_stacks(self) -> None:
+        """The child writes the stacks of its threads to stderr."""
+        print(f"--- stacks of {self.name} (pid {self.process.pid})", file=sys.stderr, flush=True)
+        self.process.send_signal(signal.SIGUSR1)
+        wait([self.pidfd], STACKS_S)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signals the child and whatever it started; only before `end`, while its id is its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """Kills the child and what it may have started, and collects it."""
+        self.signal_group(signal.SIGKILL)
+        self.process.wait(timeout=KILL_S)
+        os.close(self.pidfd)
+        self.connection.close()
+        self.has_ended = True
+
+
+def _listen(children: list[Child], stall_s: float, on_message: OnMessage) -> None:
+    """Passes messages on until every child has ended well."""
+    living = list(children)
+    while living:
+        limit = min(child.last_heard_s for child in living) + stall_s
+        handles: list[Any] = [child.pidfd for child in living]
+        handles += [child.connection for child in living if child.is_open]
+        ready = wait(handles, max(0.0, limit - time.monotonic()))
+        for child in list(living):
+            if child.pidfd in ready:
+                living.remove(child)
+                child.listen(on_message, 0.0)
+            elif child.connection in ready:
+                child.hear(on_message)
+        silent = [child.name for child in living if child.is_silent(stall_s)]
+        if silent:
+            for child in living:
+                child.dump_stacks()
+            raise Stalled("the launcher", f"a sign of life from {', '.join(silent)}", stall_s)
+
+
+def _stop(children: list[Child]) -> None:
+    """Ends all of them, politely first; Ctrl-C is not heard meanwhile."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for child in children:
+            child.signal_group(signal.SIGTERM)
+        limit = time.monotonic() + GRACE_S
+        for child in children:
+            wait([child.pidfd], max(0.0, limit - time.monotonic()))
+            child.end()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP become SystemExit here, so that `finally` runs."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def die_with_parent(parent: int) -> None:
+    """This process is killed when its parent `parent` dies, or at once if that has happened."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def live(connection: Connection, parent: int, name: str) -> None:
+    """A child's whole life, from the bootstrap command to its last word."""
+    die_with_parent(parent)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and stops us
+    os.set_inheritable(connection.fileno(), False)
+    try:
+        function, args = pickle.loads(connection.recv_bytes())
+        function(Channel(connection, name), *args)
+    except Exception as error:
+        connection.send(("error", (_portable(error), traceback.format_exc())))
+        sys.exit(1)
+    connection.send(("done", None))
+
+
+def _portable(error: Exception) -> bytes:
+    """The exception pickled; one that cannot travel becomes a RuntimeError with its text."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return data
