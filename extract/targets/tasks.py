@@ -11,27 +11,99 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-NAMES = (
-    "Anna Ben Carla David Emma Felix Greta Hugo Ines Jonas Klara Leo Mara Nils Olga "
-    "Paul Quinn Rosa Sven Tara Uwe Vera Xenia Yara Zoe Adam Bella Cora Dora Emil"
-).split()
-CITIES = (
-    "Oslo Paris Rome Lima Cairo Delhi Tokyo Quito Accra Dublin Vienna Madrid Lisbon "
-    "Prague Warsaw Athens Berlin Zurich Milan Turin Porto Ghent Basel Bern"
-).split()
-THINGS = (
-    "book lamp chair table apple bread pencil bottle window garden basket ladder "
-    "hammer candle mirror blanket carpet ticket button jacket guitar rocket bucket camera"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MEALS = "lunch dinner breakfast coffee tea supper".split()
+NAMES = [
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Klara",
+    "Leo",
+    "Mara",
+    "Nils",
+    "Olga",
+    "Paul",
+    "Quinn",
+    "Rosa",
+    "Sven",
+    "Tara",
+    "Uwe",
+    "Vera",
+    "Xenia",
+    "Yara",
+    "Zoe",
+    "Adam",
+    "Bella",
+    "Cora",
+    "Dora",
+    "Emil",
+]
+CITIES = [
+    "Oslo",
+    "Paris",
+    "Rome",
+    "Lima",
+    "Cairo",
+    "Delhi",
+    "Tokyo",
+    "Quito",
+    "Accra",
+    "Dublin",
+    "Vienna",
+    "Madrid",
+    "Lisbon",
+    "Prague",
+    "Warsaw",
+    "Athens",
+    "Berlin",
+    "Zurich",
+    "Milan",
+    "Turin",
+    "Porto",
+    "Ghent",
+    "Basel",
+    "Bern",
+]
+THINGS = [
+    "book",
+    "lamp",
+    "chair",
+    "table",
+    "apple",
+    "bread",
+    "pencil",
+    "bottle",
+    "window",
+    "garden",
+    "basket",
+    "ladder",
+    "hammer",
+    "candle",
+    "mirror",
+    "blanket",
+    "carpet",
+    "ticket",
+    "button",
+    "jacket",
+    "guitar",
+    "rocket",
+    "bucket",
+    "camera",
+]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MEALS = ["lunch", "dinner", "breakfast", "coffee", "tea", "supper"]
 OPERATIONS = (
     ("add", "+", "sum"),
     ("subtract", "-", "difference"),
     ("multiply", "*", "product"),
     ("divide", "/", "quotient"),
 )
-VARIABLES = "a b c d x y z n m k left right first second".split()
+VARIABLES = ["a", "b", "c", "d", "x", "y", "z", "n", "m", "k", "left", "right", "first", "second"]
 HELD_OUT_SHARE = 1 / 8
 
 
@@ -70,10 +142,9 @@ def distinct_tasks(count: int, seed: int, *, held_out: bool) -> list[Task]:
 
 
 def count_up(r: random.Random) -> Task:
-    first = r.randrange(0, 800)
-    last = first + r.randrange(6, 17)
-    numbers = ", ".join(str(n) for n in range(first, last + 1))
-    return Task("count", f"Count from {first} to {last}.", numbers)
+    first, count = r.randrange(0, 800), r.randrange(4, 13)
+    lines = [f"{i}. {first + i - 1}" for i in range(1, count + 1)]
+    return Task("count", f"Count {count} numbers from {first}.", "\n".join(lines))
 
 
 def multiples(r: random.Random) -> Task:

@@ -1,0 +1,39 @@
+"""Which samples share one forward of the target: a pure function of a group's lengths.
+
+Knows lengths only. Nothing here depends on shards, devices or what was done before, so
+the numbers a batch gives, and with them the bytes of the store, never do either.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+LEAST_FILL = 0.75  # shortest over longest sample of a batch
+
+
+def make_batches(lengths: Sequence[int] | np.ndarray, token_budget: int) -> list[np.ndarray]:
+    """Batches of sample numbers 0..N-1, longest samples first, each sample in exactly one.
+
+    `lengths` (tokens, at least 1) are sorted and cut where the padded tokens, samples times the
+    longest of the batch, would exceed `token_budget`, and where a sample is shorter than
+    `LEAST_FILL` of the longest: so no batch pads more than a quarter. A sample longer than the
+    budget goes alone. Longest first, so that a batch too big for a device fails at the start.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)  # [N]
+    assert (sizes >= 1).all(), "a sample without tokens to forward"
+    order = np.argsort(-sizes, kind="stable")  # [N]
+    batches: list[np.ndarray] = []
+    start = 0
+    while start < len(order):
+        longest = int(sizes[order[start]])
+        batch = order[start : start + max(1, token_budget // longest)]
+        batch = batch[sizes[batch] >= LEAST_FILL * longest]
+        batches.append(batch)
+        start += len(batch)
+    return batches
+
+
+def padded_tokens(lengths: Sequence[int] | np.ndarray, batches: Sequence[np.ndarray]) -> int:
+    """Tokens the target is run on: samples times the longest, summed over the batches."""
+    sizes = np.asarray(lengths, dtype=np.int64)  # [N]
+    return sum(len(batch) * int(sizes[batch].max()) for batch in batches)

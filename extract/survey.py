@@ -1,0 +1,142 @@
+"""What an extraction will be, found out without loading a target or writing a byte.
+
+`dflash plan` shows it, `dflash extract` carries it out; so both always speak of the same plan.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import UserError
+from ..store.frozen import CONFIG_PATH
+from ..store.manifest import MANIFEST_NAME, Manifest
+from ..store.samples import SampleTable
+from ..store.size import bytes_per_position, store_bytes
+from ..store.tokens_file import tokens_paths
+from .config import ExtractConfig
+from .data import LEFT_OUT_NAME, Data, read_data
+from .devices import choose_devices, choose_workers, num_cuda_devices
+from .plan import Plan, make_plan
+from .targets.base import TargetFacts, check_taps, default_taps
+
+COMMIT_BYTES = 8192  # a commit of some hundred samples, in whole blocks of the disk
+PLAN_ROW_BYTES = 128  # plan row, its commit row and its row in the consolidated index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Everything known before the first worker starts."""
+
+    config: ExtractConfig
+    samples: SampleTable
+    facts: TargetFacts
+    plan: Plan
+    manifest: Manifest
+    workers: tuple[str, ...]
+    """The device of each worker."""
+
+    @property
+    def store_dir(self) -> Path:
+        return Path(self.config.store)
+
+
+def survey(config: ExtractConfig) -> Survey:
+    """Reads DATA and the target's facts, chooses taps and devices, and makes the plan.
+
+    Raises UserError for DATA that is incomplete or empty, a target DATA was not prepared for, a
+    bad tap list, a device that is not there, or a sample longer than the target can read.
+    """
+    from .targets.facts import read_facts
+
+    data = read_data(Path(config.data))
+    samples = SampleTable(Path(config.data))
+    require_own_samples(config, data, samples)
+    devices = choose_devices(config.devices, 0 if config.devices == "cpu" else num_cuda_devices())
+    facts = read_facts(config.target or data.facts["target"], config.dtype, devices[0])
+    require_prepared_for(config, data.facts, facts)
+    tap_layers = config.taps if config.taps is not None else default_taps(facts.num_layers)
+    check_taps(tap_layers, facts.num_layers)
+    width = bytes_per_position(len(tap_layers), facts.hidden_size, has_last=config.last, codec=config.codec)
+    plan = make_plan(samples, bytes_per_position=width, segment_positions=config.segment_positions)
+    require_samples(config, plan, facts)
+    manifest = Manifest(
+        target=facts.as_plain(),
+        data={"facts": data.facts, "report": data.report, "fingerprint": data.fingerprint},
+        tap_layers=tap_layers,
+        hidden_size=facts.hidden_size,
+        has_last=config.last,
+        codec=config.codec,
+        segment_positions=plan.segment_positions,
+        num_segments=plan.num_segments,
+        num_samples=plan.num_samples,
+        num_positions=plan.num_positions,
+        plan_sha256=plan.sha256,
+    )
+    workers = choose_workers(devices, config.shards)
+    return Survey(config=config, samples=samples, facts=facts, plan=plan, manifest=manifest, workers=workers)
+
+
+def require_own_samples(config: ExtractConfig, data: Data, samples: SampleTable) -> None:
+    found = samples.fingerprint()
+    if found != data.fingerprint:
+        raise UserError(
+            f"the samples in {config.data!r} have fingerprint {found}",
+            f"{data.fingerprint}, as its data.json says",
+            "prepare the data again, or copy the whole folder again",
+        )
+
+
+def require_prepared_for(config: ExtractConfig, prepared: dict[str, Any], facts: TargetFacts) -> None:
+    """DATA holds ids of one tokenizer and template; another target would record nonsense."""
+    pairs = {
+        "target": (prepared["target"], facts.name),
+        "tokenizer": (prepared["tokenizer_sha256"], facts.tokenizer_sha256),
+        "chat template": (prepared["template_sha256"], facts.template_sha256),
+    }
+    if prepared["responses"]["origin"] == "target":
+        pairs["weights"] = (prepared["responses"]["weights_sha256"], facts.weights_sha256)
+    for name, (was, now) in pairs.items():
+        if was != now:
+            raise UserError(
+                f"{config.data!r} was prepared for {name} {was}, but the {name} now is {now}",
+                "the target, tokenizer and template the samples were made with",
+                f"drop --target, or run `dflash prepare` again with --target {facts.name}",
+            )
+
+
+def require_samples(config: ExtractConfig, plan: Plan, facts: TargetFacts) -> None:
+    if plan.num_samples == 0:
+        raise UserError(
+            f"{config.data!r} holds no sample to record ({plan.num_without_anchor} without an anchor)",
+            "at least one sample with two trained tokens in a row",
+            f"see {Path(config.data) / LEFT_OUT_NAME} for what was left out and why",
+        )
+    longest = int(plan.column("n").max())
+    if longest > facts.max_positions:
+        raise UserError(
+            f"the longest sample has {longest} positions to record",
+            f"at most {facts.max_positions}, what target {facts.name!r} can read",
+            f"run `dflash prepare` again with --max-length {facts.max_positions}",
+        )
+
+
+def needed_bytes(found: Survey, committed: set[int]) -> int:
+    """Bytes that extract will still write: exact for states, an upper bound for the small rest."""
+    plan, facts = found.plan, found.facts
+    is_new = [segment not in committed for segment in plan.column("segment").tolist()]
+    states = store_bytes(
+        plan.column("n")[is_new],
+        num_segments=plan.num_segments - len(committed),
+        segment_positions=plan.segment_positions,
+        num_taps=len(found.manifest.tap_layers),
+        hidden_size=facts.hidden_size,
+        has_last=found.manifest.has_last,
+        codec=found.manifest.codec,
+    )
+    rest = plan.num_segments * COMMIT_BYTES + plan.num_samples * PLAN_ROW_BYTES
+    if not (found.store_dir / CONFIG_PATH).exists():
+        value_bytes = 4 if facts.dtype == "float32" else 2
+        rest += (1 if facts.is_tied else 2) * facts.vocab_size * facts.hidden_size * value_bytes
+    if not (found.store_dir / MANIFEST_NAME).exists():
+        rest += sum(path.stat().st_size for path in tokens_paths(found.samples.folder).values())
+    return states + rest

@@ -1,0 +1,197 @@
+"""One worker of `extract`: loads the target and records groups of segments.
+
+Runs in a process of its own under `watch`. It asks its launcher for work and never decides
+what to do next; what it is asked to do gives the same bytes whoever does it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from .. import UserError
+from ..store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, columns, read_plan
+from ..store.manifest import Manifest, read_manifest
+from ..store.samples import SampleTable
+from ..watch import Channel
+from .batching import make_batches
+from .writing import Entry, WriterProcess
+
+if TYPE_CHECKING:
+    import torch
+
+    from .targets.hf import HfTarget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What a worker is told at its start; everything that is the store's identity stands in the store."""
+
+    store_dir: str
+    device: str
+    token_budget: int
+    cpu_threads: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WantsFrozenWork:
+    """Asked once, with the target loaded; True says: write the frozen parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantsGroup:
+    """Asked for each group; the reply is a Group, or None when there is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Segments whose samples are batched together, and those of them that are still to be written."""
+
+    segments: range
+    wanted: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Told after each batch: recorded positions on their way to the disk, not yet committed."""
+
+    num_positions: int
+
+
+class StateWriter(Protocol):
+    """Where a worker's states go: a process of their own, or straight to the disk."""
+
+    def put(self, states: "torch.Tensor", entries: tuple[Entry, ...]) -> None: ...
+
+
+def work(channel: Channel, order: Order) -> None:
+    """A worker's life. Raises UserError for a target that changed or is unsound, or a full disk."""
+    import torch
+
+    from .targets.hf import load_target
+
+    store_dir = Path(order.store_dir)
+    manifest = read_manifest(store_dir)
+    if order.device == "cpu":
+        torch.set_num_threads(order.cpu_threads)
+    else:
+        torch.cuda.set_device(order.device)
+    target = load_target(manifest.target["name"], device=order.device, dtype=manifest.target["dtype"])
+    require_same_target(manifest, target.facts.as_plain())
+    if channel.ask(WantsFrozenWork(), order.stall_s):
+        from ..store.frozen import write_frozen
+
+        write_frozen(store_dir, *target.frozen())
+    recorder = Recorder(channel, order, manifest, target)
+    slot_bytes = recorder.largest_batch_bytes()
+    with WriterProcess(channel, store_dir, slot_bytes=slot_bytes, stall_s=order.stall_s) as writer:
+        while (group := channel.ask(WantsGroup(), order.stall_s)) is not None:
+            assert isinstance(group, Group)
+            recorder.record(group, writer)
+        writer.finish()
+
+
+def require_same_target(manifest: Manifest, facts: dict[str, Any]) -> None:
+    """The launcher read these facts a moment ago; weights may be replaced under a running command."""
+    changed = [name for name, value in manifest.target.items() if facts.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise UserError(
+            f"the target changed while it was loaded: {name} = {facts.get(name)!r}",
+            f"{manifest.target[name]!r}, as the store says",
+            "leave the target's folder alone while extract runs, then give the same command again",
+        )
+
+
+class Recorder:
+    """Runs the target over groups of segments; holds the states of one batch at a time."""
+
+    def __init__(self, channel: Channel, order: Order, manifest: Manifest, target: "HfTarget") -> None:
+        self.channel = channel
+        self.target = target
+        self.manifest = manifest
+        self.token_budget = order.token_budget
+        self.is_checked = False
+        store_dir = Path(order.store_dir)
+        self.samples = SampleTable(store_dir / "plan")
+        plan = columns(read_plan(store_dir, manifest.plan_sha256))
+        self.plan = {name: plan[name] for name in ("sample_id", "segment", "n", "tokens_file", "tokens_row")}
+
+    def largest_batch_bytes(self) -> int:
+        """Bytes that the states of any batch of this store fit into."""
+        tokens = max(int(self.plan["n"].max()), min(self.token_budget, 2 * self.manifest.num_positions))
+        planes = len(self.manifest.tap_layers) + int(self.manifest.has_last)
+        return tokens * planes * self.manifest.hidden_size * 2
+
+    def record(self, group: Group, writer: StateWriter) -> None:
+        """Records the wanted segments of a group.
+
+        The batches are those of the whole group, whatever is wanted of it, so that a resumed
+        group gives the same bytes; a batch without a wanted sample is not run. Samples leave as
+        their batches come, so memory holds one batch and the writer one open file per segment.
+        """
+        first, last = np.searchsorted(self.plan["segment"], [group.segments.start, group.segments.stop])
+        batches = [int(first) + batch for batch in make_batches(self.plan["n"][first:last], self.token_budget)]
+        if not self.is_checked:
+            self.check(batches)
+        for batch in batches:
+            is_wanted = [segment in group.wanted for segment in self.plan["segment"][batch].tolist()]
+            if any(is_wanted):
+                self.record_batch(batch, np.flatnonzero(is_wanted), writer)
+
+    def check(self, batches: list[np.ndarray]) -> None:
+        """Before this worker's first segment: is the target, run in batches, the target run alone?"""
+        from .soundness import check_target
+
+        padded = (b for b in batches if len(b) > 1 and self.plan["n"][b[0]] > self.plan["n"][b[-1]])
+        ids, lengths = self.load(next(padded, batches[0]))
+        check_target(self.target, ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)
+        self.is_checked = True
+
+    def record_batch(self, batch: np.ndarray, wanted: np.ndarray, writer: StateWriter) -> None:
+        """Runs one batch and hands its wanted samples, places in the batch, to the writer."""
+        import torch
+
+        from .soundness import peaks
+
+        ids, lengths = self.load(batch)
+        taps, final = self.target.record(ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)
+        states = taps if final is None else torch.cat([taps, final[None]])  # [Lt (+1), N, S, H]
+        stored = states.to(torch.bfloat16)
+        peak = peaks(stored)  # [Lt (+1), N, S]
+        entries = [
+            Entry(int(batch[place]), place, status_of(peak[:, place, : lengths[place]])) for place in wanted.tolist()
+        ]
+        writer.put(stored, tuple(entries))
+        self.channel.tell(Recorded(int(self.plan["n"][batch[wanted]].sum())))
+
+    def load(self, batch: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """Token ids [N, S] long, zero-padded on the right, and lengths [N] long, on the CPU.
+
+        Only the recorded positions are run: a causal target's states there see nothing later.
+        """
+        import torch
+
+        lengths = self.plan["n"][batch].astype(np.int64)  # [N]
+        ids = np.zeros((len(batch), int(lengths.max())), dtype=np.int64)  # [N, S]
+        for place, (row, n) in enumerate(zip(batch.tolist(), lengths.tolist())):
+            tokens, _ = self.samples.tokens_at(int(self.plan["tokens_file"][row]), int(self.plan["tokens_row"][row]))
+            ids[place, :n] = tokens[:n]
+            if ids[place].max() >= self.target.facts.vocab_size:
+                raise UserError(
+                    f"sample {self.plan['sample_id'][row]} holds token id {ids[place].max()}",
+                    f"ids below the {self.target.facts.vocab_size} rows of the target's embedding",
+                    "prepare the data with the target's own tokenizer",
+                )
+        return torch.from_numpy(ids), torch.from_numpy(lengths)
+
+
+def status_of(peak: np.ndarray) -> int:
+    """The status of a sample from the largest absolute value of each of its states, [Lt, n]."""
+    from .soundness import has_zero_state, is_finite
+
+    if not is_finite(peak):
+        return STATUS_NON_FINITE
+    return STATUS_FAILED if has_zero_state(peak) else STATUS_OK

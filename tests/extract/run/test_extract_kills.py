@@ -1,0 +1,150 @@
+"""SIGKILL at random moments, to the launcher, a worker or a writer; the store ends as if nothing had happened."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_offline.extract.config import ExtractConfig
+from dflash_offline.extract.launch import extract
+from dflash_offline.store.integrity import verify
+
+MakeConfig = Callable[..., ExtractConfig]
+STARTING_S = 4.0  # a launcher and its workers take about as long to load a target
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float) -> bool:
+    """True as soon as the condition holds, False when it did not within the limit."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def num_commits(store: Path) -> int:
+    return len(list((store / "commits").glob("[0-9]*.arrow"))) if (store / "commits").exists() else 0
+
+
+class Killer:
+    """Starts the same extraction again and again and kills one of its processes each time."""
+
+    def __init__(self, start: Any, config: ExtractConfig, seed: int) -> None:
+        self.start = start
+        self.config = config
+        self.store = Path(config.store)
+        self.draw = random.Random(seed)
+        self.victims: list[str] = []
+
+    def strike(self, *, shards: int, while_writing: bool) -> bool:
+        """One start and one kill; False when the run ended by itself first."""
+        before = num_commits(self.store)
+        run = self.start(self.config, shards=shards)
+        if while_writing:
+            at = before + self.draw.randrange(1, 3)
+            wait_until(lambda: num_commits(self.store) >= at or run.process.poll() is not None, 120.0)
+            time.sleep(self.draw.uniform(0.0, 0.05))
+        else:
+            time.sleep(self.draw.uniform(0.0, STARTING_S))
+        family = run.family()
+        victim = self.draw.choice([run.process.pid, *family])
+        name = family.get(victim, "launcher")
+        if run.process.poll() is not None or not is_alive(victim):
+            assert run.end()[0] == 0
+            return False
+        os.kill(victim, signal.SIGKILL)
+        code, _, err = run.end(limit_s=60.0)
+        if code == 0:
+            return False
+        self.victims.append(name)
+        if victim == run.process.pid:
+            assert code == -signal.SIGKILL
+        else:
+            assert code == 1
+            assert f"{name} was killed by SIGKILL" in err
+            assert "are committed and safe" in err
+        assert wait_until(lambda: not any(is_alive(pid) for pid in family), 5.0), "a process was left behind"
+        return True
+
+
+def check_final(store: Path, config: ExtractConfig, whole_store: Path, content: Any) -> None:
+    extract(config)
+    assert not verify(store).faults
+    assert content(store) == content(whole_store)
+
+
+def test_a_dozen_kills(
+    tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig, start_extract: Any, content: Any
+) -> None:
+    config = make_config(data, tmp_path / "killed")
+    killer = Killer(start_extract, config, seed=20)
+    struck = [killer.strike(shards=2, while_writing=False) for _ in range(4)]
+    struck += [killer.strike(shards=2 if number in (1, 5) else 1, while_writing=True) for number in range(8)]
+    assert sum(struck) >= 10, "too many runs ended before they could be killed"
+    assert num_commits(tmp_path / "killed") > 0
+    assert len({name.split()[0] for name in killer.victims}) >= 2, "only one kind of process was killed"
+    check_final(tmp_path / "killed", config, whole_store, content)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(
+    tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig, start_extract: Any, content: Any
+) -> None:
+    """Ten stores, each struck until it is complete or ten times."""
+    kills = 0
+    for seed in range(10):
+        config = make_config(data, tmp_path / f"killed-{seed}")
+        killer = Killer(start_extract, config, seed)
+        for number in range(10):
+            kills += killer.strike(shards=1 + number % 3, while_writing=killer.draw.random() < 0.7)
+        check_final(Path(config.store), config, whole_store, content)
+    assert kills >= 50
+
+
+@pytest.mark.parametrize("shards", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_case_c23_one_of_the_shards_dies(
+    tmp_path: Path,
+    data: Path,
+    whole_store: Path,
+    make_config: MakeConfig,
+    start_extract: Any,
+    content: Any,
+    shards: int,
+) -> None:
+    """Ends by itself within 60 s, names the shard, leaves no child, keeps what was done, ends equal."""
+    store = tmp_path / "store"
+    config = make_config(data, store)
+    run = start_extract(config, shards=shards)
+    assert wait_until(lambda: num_commits(store) >= 2 and len(run.workers()) == shards, 120.0)
+    workers, family = run.workers(), run.family()
+    victim = sorted(workers)[shards // 2]
+    os.kill(victim, signal.SIGKILL)
+    struck_s = time.monotonic()
+    code, _, err = run.end(limit_s=60.0)
+    assert code == 1
+    assert time.monotonic() - struck_s < 60.0
+    assert f"{workers[victim]} was killed by SIGKILL" in err
+    assert not any(is_alive(pid) for pid in workers)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in family), 5.0), "a writer was left behind"
+    kept = num_commits(store)
+    assert f"in {kept} of " in err
+    before = {path.name: path.stat().st_mtime_ns for path in (store / "commits").iterdir()}
+    code, out, err = start_extract(config, shards=shards).end(limit_s=120.0)
+    assert code == 0, err
+    assert f"kept: {kept} of " in err
+    assert f"{kept} kept from before" in out
+    after = {path.name: path.stat().st_mtime_ns for path in (store / "commits").iterdir()}
+    assert before.items() <= after.items(), "a committed segment was done again"
+    assert content(store) == content(whole_store)
