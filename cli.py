@@ -283,7 +283,7 @@ def main(args: list[str] | None = None) -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except Stalled as error:
-        click.echo(str(error), err=True)
+        click.echo(f"stalled: {error}", err=True)
         sys.exit(3)
 
 
