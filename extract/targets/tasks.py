@@ -11,99 +11,27 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-NAMES = [
-    "Anna",
-    "Ben",
-    "Carla",
-    "David",
-    "Emma",
-    "Felix",
-    "Greta",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Klara",
-    "Leo",
-    "Mara",
-    "Nils",
-    "Olga",
-    "Paul",
-    "Quinn",
-    "Rosa",
-    "Sven",
-    "Tara",
-    "Uwe",
-    "Vera",
-    "Xenia",
-    "Yara",
-    "Zoe",
-    "Adam",
-    "Bella",
-    "Cora",
-    "Dora",
-    "Emil",
-]
-CITIES = [
-    "Oslo",
-    "Paris",
-    "Rome",
-    "Lima",
-    "Cairo",
-    "Delhi",
-    "Tokyo",
-    "Quito",
-    "Accra",
-    "Dublin",
-    "Vienna",
-    "Madrid",
-    "Lisbon",
-    "Prague",
-    "Warsaw",
-    "Athens",
-    "Berlin",
-    "Zurich",
-    "Milan",
-    "Turin",
-    "Porto",
-    "Ghent",
-    "Basel",
-    "Bern",
-]
-THINGS = [
-    "book",
-    "lamp",
-    "chair",
-    "table",
-    "apple",
-    "bread",
-    "pencil",
-    "bottle",
-    "window",
-    "garden",
-    "basket",
-    "ladder",
-    "hammer",
-    "candle",
-    "mirror",
-    "blanket",
-    "carpet",
-    "ticket",
-    "button",
-    "jacket",
-    "guitar",
-    "rocket",
-    "bucket",
-    "camera",
-]
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MEALS = ["lunch", "dinner", "breakfast", "coffee", "tea", "supper"]
+NAMES = (
+    "Anna Ben Carla David Emma Felix Greta Hugo Ines Jonas Klara Leo Mara Nils Olga "
+    "Paul Quinn Rosa Sven Tara Uwe Vera Xenia Yara Zoe Adam Bella Cora Dora Emil"
+).split()
+CITIES = (
+    "Oslo Paris Rome Lima Cairo Delhi Tokyo Quito Accra Dublin Vienna Madrid Lisbon "
+    "Prague Warsaw Athens Berlin Zurich Milan Turin Porto Ghent Basel Bern"
+).split()
+THINGS = (
+    "book lamp chair table apple bread pencil bottle window garden basket ladder "
+    "hammer candle mirror blanket carpet ticket button jacket guitar rocket bucket camera"
+).split()
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MEALS = "lunch dinner breakfast coffee tea supper".split()
 OPERATIONS = (
     ("add", "+", "sum"),
     ("subtract", "-", "difference"),
     ("multiply", "*", "product"),
     ("divide", "/", "quotient"),
 )
-VARIABLES = ["a", "b", "c", "d", "x", "y", "z", "n", "m", "k", "left", "right", "first", "second"]
+VARIABLES = "a b c d x y z n m k left right first second".split()
 HELD_OUT_SHARE = 1 / 8
 
 
