@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from dflash import model as zlab
+from dflash import model as zlab  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM
 
 
