@@ -18,7 +18,7 @@ from . import UserError
 from .settings import require, setting
 
 SETTINGS: dict[str, dict[str, str]] = {
-    "tiny": {"layers": "2", "block": "8", "steps": "1200", "tokens": "192"},
+    "tiny": {"layers": "2", "block": "8", "steps": "700", "tokens": "192"},
     "smollm2": {"layers": "2", "block": "8", "steps": "600", "tokens": "64"},
 }
 
@@ -35,7 +35,7 @@ class DemoConfig:
     exam: int = setting(64, "held-out prompts to decode at the end, count", flag="--exam")
     shards: int = setting(2, "extraction workers, count", flag="--shards")
     steps: int | None = setting(
-        None, "training steps; default: what the target needs, about two minutes", flag="--steps"
+        None, "training steps; default: what the target needs, about a minute and a half", flag="--steps"
     )
     seed: int = setting(0, "seed of the prompts and of the training", flag="--seed")
 
@@ -97,7 +97,7 @@ def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
         ["verify", store],
         ["inspect", store],
         ["train", "--store", store, "--out", drafter, "--layers", chosen["layers"], "--block-size", chosen["block"]]
-        + ["--steps", steps, "--rows-per-step", "2", "--seed", str(config.seed)],
+        + ["--steps", steps, "--set", "rows.rows_per_step=2", "--seed", str(config.seed)],
         ["evaluate", drafter, "--offline"],
         ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", chosen["tokens"]],
         ["export", drafter, "--out", str(out / "export")],

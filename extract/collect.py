@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..store.samples import SampleWriter, eligible_anchors
+from ..threads import cpu_threads
 from .chat import ChatRenderer, Sample
 from .config import PrepareConfig
 from .counts import Counts
@@ -109,9 +110,12 @@ class Collector:
 
     def answer(self, lines: Iterable[InputLine]) -> None:
         """Lets the target answer, a window of prompts at a time, and keeps the input's order."""
+        import torch
+
         from .targets.hf import load_target
 
         target = load_target(self.config.target, device=chosen_device(self.config.device), dtype=self.config.dtype)
+        torch.set_num_threads(cpu_threads(target.facts.hidden_size))
         understood = self.understood(lines)
         with tqdm(desc="answer", unit=" prompts", mininterval=bar_pause_s(), total=0) as bar:
             while window := list(islice(understood, PROMPTS_AT_ONCE)):

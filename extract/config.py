@@ -26,7 +26,7 @@ class PrepareConfig:
     device: str = setting("auto", "device for --responses target: auto, cpu, cuda, cuda:N", flag="--device")
     min_anchors: int = setting(1, "fewest eligible anchors of a sample that is kept, count")
     dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
-    token_budget: int = setting(8192, "padded tokens of one generation batch, count")
+    token_budget: int = setting(32768, "padded tokens of one generation batch, count")
     template: dict[str, Any] = field(
         default_factory=dict,
         metadata={"text": "options handed to the chat template, like enable_thinking", "flag": None},

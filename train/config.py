@@ -35,7 +35,7 @@ class RowsConfig:
         None, "tokens of a row (T), a multiple of 128; default: 16384 on CUDA, the longest sample or 512 on CPU"
     )
     anchors: int | None = setting(None, "anchors of a row (A); default: one for every eight tokens of the row")
-    rows_per_step: int = setting(1, "rows of one optimizer update, over all ranks", flag="--rows-per-step")
+    rows_per_step: int = setting(1, "rows of one optimizer update, over all ranks")
     shuffle_segments: int = setting(32, "segments whose samples are mixed while packing, count")
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class OptimConfig:
     beta2: float = setting(0.95, "second beta of AdamW")
     weight_decay: float = setting(0.0, "decoupled weight decay of the matrices")
     clip: float = setting(1.0, "largest gradient norm; 0 turns clipping off")
-    schedule: str = setting("wsd", "learning-rate schedule: wsd, cosine, constant", flag="--schedule")
+    schedule: str = setting("wsd", "learning-rate schedule: wsd, cosine, constant")
     warmup_share: float = setting(0.04, "share of the steps that warm up linearly")
     decay_share: float = setting(0.6, "share of the steps in which wsd falls linearly")
     final_share: float = setting(0.02, "last learning rate as a share of the peak")
@@ -111,7 +111,9 @@ class TrainConfig:
     eval_samples: int = setting(256, "most held-out samples in an exam, count")
     checkpoint_every: int | None = setting(None, "steps between checkpoints; default: a tenth of the run")
     keep: int = setting(2, "newest checkpoints kept beside the best, count")
-    cpu_threads: int | None = setting(None, "torch threads of the trainer on a CPU; default: all cores")
+    cpu_threads: int | None = setting(
+        None, "torch threads of the trainer on a CPU; default: one below hidden size 512, else all cores"
+    )
     loader_slots: int = setting(3, "rows the loader may be ahead, count")
     stall_s: float = setting(600.0, "longest wait for the loader or a step (the first compiles on CUDA), seconds")
     drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")

@@ -19,6 +19,7 @@ from .. import UserError
 from ..store.files import publish
 from ..store.frozen import read_frozen
 from ..store.reader import StoreReader
+from ..threads import cpu_threads
 from .acceptance import Acceptance, AnswerCycles
 from .checkpoint import find_step, load_drafter
 from .config import EvaluateConfig
@@ -49,6 +50,7 @@ def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, 
     step = find_step(run_dir, config.checkpoint)
     dtype = torch.float32 if device.type == "cpu" or config.tap_dtype == "float32" else None
     drafter, facts = load_drafter(run_dir, str(step), device, dtype)
+    torch.set_num_threads(cpu_threads(facts.spec.hidden_size))
     settings = {
         "target": config.target or facts.target["name"],
         "device": str(device),

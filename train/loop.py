@@ -12,6 +12,7 @@ import torch
 
 from ..store.files import FolderLock, publish
 from ..store.frozen import read_frozen
+from ..threads import cpu_threads
 from ..watch import Channel
 from . import checkpoint
 from .batch import RowBatch
@@ -35,9 +36,8 @@ LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory an
 
 def run_trainer(channel: Channel, config: TrainConfig) -> None:
     """The trainer process: starts, resumes or finds finished the run that `config` names."""
-    if config.cpu_threads is not None:
-        torch.set_num_threads(config.cpu_threads)
     run = check_run(config, lambda: pick_device(config.device).type)
+    torch.set_num_threads(config.cpu_threads or cpu_threads(run.facts.spec.hidden_size))
     device = pick_device(config.device)
     run.run_dir.mkdir(parents=True, exist_ok=True)
     with FolderLock(run.run_dir, wait_s=LOCK_WAIT_S):
