@@ -98,6 +98,7 @@ def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
         ["inspect", store],
         ["train", "--store", store, "--out", drafter, "--layers", chosen["layers"], "--block-size", chosen["block"]]
         + ["--steps", steps, "--set", "rows.rows_per_step=2", "--seed", str(config.seed)],
+        ["inspect", drafter],
         ["evaluate", drafter, "--offline"],
         ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", chosen["tokens"]],
         ["export", drafter, "--out", str(out / "export")],

@@ -65,7 +65,18 @@ def run_demo(out: Path, *options: str) -> tuple[list[str], int, float]:
 def test_the_short_demo_runs_every_command_and_is_lossless(tmp_path: Path) -> None:
     lines, _, _ = run_demo(tmp_path / "demo", "--prompts", "192", "--exam", "6", "--steps", "12")
     commands = [line.split()[2] for line in lines if line.startswith("$ dflash ")]
-    assert commands == ["prepare", "plan", "extract", "verify", "inspect", "train", "evaluate", "evaluate", "export"]
+    assert commands == [
+        "prepare",
+        "plan",
+        "extract",
+        "verify",
+        "inspect",
+        "train",
+        "inspect",
+        "evaluate",
+        "evaluate",
+        "export",
+    ]
     assert lines[-2] == "lossless: 6/6"
     assert re.fullmatch(r"acceptance length: \d\.\d\d", lines[-1])
     assert (tmp_path / "demo" / "export" / "model.safetensors").is_file()
