@@ -57,13 +57,15 @@ def extract() -> click.Command:
 
 def verify() -> click.Command:
     def run(store: str) -> None:
+        from .progress import bar
         from .store.integrity import verify
         from .store.manifest import read_manifest
         from .store.summary import position_bytes, verify_text
 
         manifest = read_manifest(Path(store))
-        with bar("verify", "B", round(manifest.num_positions * position_bytes(manifest))) as progress:
-            report = verify(Path(store), progress.update)
+        size_bytes = round(manifest.num_positions * position_bytes(manifest))
+        with bar("verify", "B", total=size_bytes, unit_scale=True) as shown:
+            report = verify(Path(store), shown.update)
         click.echo(verify_text(report))
         if report.faults:
             raise SystemExit(1)
@@ -253,13 +255,6 @@ def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
     return settings.resolve(
         config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options
     )
-
-
-def bar(text: str, unit: str, total: int) -> Any:
-    """A tqdm bar on stderr."""
-    from tqdm import tqdm
-
-    return tqdm(desc=text, unit=unit, unit_scale=True, total=total, file=sys.stderr)
 
 
 def main(args: list[str] | None = None) -> None:

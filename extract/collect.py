@@ -6,7 +6,6 @@ Lines are told apart by their place in their file, never by an id.
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from tqdm import tqdm
 
+from ..progress import bar
 from ..store.samples import SampleWriter, eligible_anchors
 from ..threads import cpu_threads
 from .chat import ChatRenderer, Sample
@@ -38,11 +37,6 @@ def chosen_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def bar_pause_s() -> float:
-    """Seconds between two lines of a bar: often on a terminal, seldom in a log file."""
-    return 0.5 if sys.stderr.isatty() else 10.0
-
-
 @dataclass(slots=True)
 class Collector:
     """One run over the input lines of all sources; the writer and the file are the caller's."""
@@ -62,8 +56,7 @@ class Collector:
         if self.config.responses == "target":
             self.answer(lines)
             return
-        bar = tqdm(lines, desc="prepare", unit=" lines", mininterval=bar_pause_s())
-        for line, understood in self.understood(bar):
+        for line, understood in self.understood(bar("prepare", " lines", lines)):
             try:
                 self.keep(line, understood, self.samples_of(understood))
             except LeftOut as fault:
@@ -117,7 +110,7 @@ class Collector:
         target = load_target(self.config.target, device=chosen_device(self.config.device), dtype=self.config.dtype)
         torch.set_num_threads(cpu_threads(target.facts.hidden_size))
         understood = self.understood(lines)
-        with tqdm(desc="answer", unit=" prompts", mininterval=bar_pause_s(), total=0) as bar:
+        with bar("answer", " prompts", total=0) as shown:
             while window := list(islice(understood, PROMPTS_AT_ONCE)):
                 asked: list[tuple[InputLine, Line, list[int]]] = []
                 for line, meant in window:
@@ -125,7 +118,7 @@ class Collector:
                         asked.append((line, meant, self.question_of(meant)))
                     except LeftOut as fault:
                         self.leave_out(line, fault)
-                bar.total += len(asked)
+                shown.total += len(asked)
                 answers = answer_prompts(
                     target,
                     [prompt for _, _, prompt in asked],
@@ -133,7 +126,7 @@ class Collector:
                     max_new_tokens=self.config.max_new_tokens,
                     longest=self.longest,
                     token_budget=self.config.token_budget,
-                    bar=bar,
+                    bar=shown,
                 )
                 for (line, meant, _), answer in zip(asked, answers):
                     self.counts.answers_cut += answer.is_cut

@@ -4,14 +4,13 @@ It loads no target and touches no state. Workers (one per CUDA device, or as man
 CPU) ask it for groups of segments; what they commit is safe, and the same command continues.
 """
 
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from .. import UserError
+from ..progress import bar, say
 from ..store.files import FolderLock, free_bytes, remove_temporaries
 from ..store.frozen import CONFIG_PATH
 from ..store.index import (
@@ -34,8 +33,6 @@ from .summary import ExtractReport, PlanSummary
 from .survey import Survey, needed_bytes, survey
 from .worker import Group, Order, Recorded, WantsFrozenWork, WantsGroup, work
 from .writing import Committed
-
-QUIET_BAR_S = 10.0  # between two lines of the bar where stderr is no terminal
 
 
 def plan_command(config: ExtractConfig) -> PlanSummary:
@@ -152,8 +149,7 @@ class Dealer:
         jobs = [Job(f"shard {i} ({device})", work, (self.order(device),)) for i, device in enumerate(self.workers)]
         is_new = ~np.isin(plan.column("segment"), sorted(self.kept))
         total = int(plan.column("n")[is_new].sum(dtype=np.int64))
-        pace = 0.5 if sys.stderr.isatty() else QUIET_BAR_S
-        with tqdm(total=total, desc="extract", unit=" positions", unit_scale=True, mininterval=pace) as self.bar:
+        with bar("extract", " positions", total=total, unit_scale=True) as self.bar:
             try:
                 run_all(jobs, stall_s=config.stall_s, on_message=self.answer)
             except BaseException:
@@ -194,11 +190,6 @@ class Dealer:
             f"stopped: {num_samples:,} of {plan.num_samples:,} samples, in {len(done)} of {plan.num_segments} "
             "segments, are committed and safe; the same command continues from there"
         )
-
-
-def say(line: str) -> None:
-    """A line of progress: stderr, beside the bar."""
-    tqdm.write(line, file=sys.stderr)
 
 
 def report(dealer: Dealer, wall_s: float) -> ExtractReport:

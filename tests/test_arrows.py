@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("store", "extract", "train")
-LEAVES = {"__init__", "settings", "threads", "watch"}
+LEAVES = {"__init__", "progress", "settings", "threads", "watch"}
 TORCH_FREE = ["train/packing.py", "train/slot.py", "train/loader.py", "extract/targets/base.py"]
 
 

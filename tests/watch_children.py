@@ -75,6 +75,7 @@ def receive_in_vain(channel: Channel) -> None:
 
 def launch(pids_path: str) -> None:
     """A launcher of two children that work for ever; their ids go to a file."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
     pids: list[object] = []
 
     def note(_name: str, pid: object) -> None:

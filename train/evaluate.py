@@ -6,16 +6,15 @@ runs it is checked that target, store and run belong together.
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from .. import UserError
+from ..progress import bar
 from ..store.files import publish
 from ..store.frozen import read_frozen
 from ..store.reader import StoreReader
@@ -91,7 +90,7 @@ def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | N
         head = embedding if frozen.is_tied else frozen.head.to(weight)
         shape = walk_shape(reader.samples.n[rows], facts.spec.block_size, weight.device.type)
         forward = torch.compile(drafter, fullgraph=True, dynamic=False) if weight.device.type == "cuda" else None
-        samples = recorded_samples(reader, bar(rows, "walk", "sample"), facts.spec.tap_layers)
+        samples = recorded_samples(reader, bar("walk", "sample", rows), facts.spec.tap_layers)
         acceptance = walk(drafter, embedding, head, samples, shape, forward=forward)
     return acceptance, None, [], {"prompts": f"held-out samples of {store_dir}", "taps": "as recorded"}
 
@@ -147,7 +146,7 @@ class Examiner:
         comparison, answers = Comparison(), []
         if prompts:
             self.decode_both(prompts[0], 2 * block_size)
-        for prompt in bar(prompts, "evaluate", "prompt"):
+        for prompt in bar("evaluate", "prompt", prompts):
             plain, speculative = self.decode_both(prompt, self.config.max_new_tokens)
             answers.append(AnswerCycles(speculative.cycles, prompt.task))
             self.compare(comparison, prompt, plain, speculative)
@@ -244,8 +243,3 @@ def fitting(prompts: Prompts, max_positions: int) -> Prompts:
         else:
             left_out.append((prompt.name, f"a prompt of {len(prompt.ids)} tokens, the target takes {max_positions}"))
     return Prompts(fit, left_out)
-
-
-def bar(items: Iterable[Any], text: str, unit: str) -> Iterable[Any]:
-    """A tqdm bar on stderr."""
-    return tqdm(items, desc=text, unit=unit, file=sys.stderr)

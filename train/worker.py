@@ -4,12 +4,10 @@ Imports no torch, so that this process stays small.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from ..progress import bar, say
 from ..watch import Channel, Job, run_all
 from .config import TrainConfig
 from .outcome import TrainReport, read_report
@@ -31,7 +29,7 @@ def train(config: TrainConfig) -> TrainReport:
 
 def train_here(channel: Channel, config: TrainConfig) -> None:
     """The trainer process. Compiled kernels live in RUN, so that a restart runs the very same ones."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(config.out).absolute() / KERNELS_NAME))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(config.out).absolute() / KERNELS_NAME)
     from .loop import run_trainer  # after that line: torch._inductor settles the folder as soon as it is imported
 
     run_trainer(channel, config)
@@ -70,9 +68,9 @@ class Progress:
 
     def begin(self, step: int, steps: int, is_resumed: bool, mask_note: str) -> None:
         """The trainer is ready to run from `step` to `steps`; `mask_note` says which mask token was chosen."""
-        print(mask_note, file=sys.stderr)
+        say(mask_note)
         self.start, self.start_step = ("resumed", step) if is_resumed else ("new", 0)
-        self.bar = tqdm(desc=NAME, unit="step", total=steps, initial=step, file=sys.stderr, dynamic_ncols=True)
+        self.bar = bar(NAME, "step", total=steps, initial=step, dynamic_ncols=True)
 
     def advance(self, numbers: dict[str, Any]) -> None:
         """One update."""
@@ -91,6 +89,4 @@ class Progress:
         """One exam."""
         self.acceptance = numbers["acceptance_length"]
         measured = "nothing to measure" if self.acceptance is None else f"acceptance length {self.acceptance:.3f}"
-        self.bar.write(
-            f"step {numbers['step']}: {measured} ({numbers['num_prompts']} held-out answers)", file=sys.stderr
-        )
+        say(f"step {numbers['step']}: {measured} ({numbers['num_prompts']} held-out answers)")

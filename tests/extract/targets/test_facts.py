@@ -21,7 +21,7 @@ def test_facts_of_the_tied_case(case_target: Any) -> None:
     assert (facts.num_layers, facts.hidden_size, facts.vocab_size, facts.intermediate_size) == (6, 64, 320, 96)
     assert (facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.max_positions) == (4, 2, 16, 512)
     assert (facts.is_tied, facts.is_recurrent, facts.architecture) == (True, False, "Qwen3ForCausalLM")
-    assert (facts.tokenizer_size, facts.pad_id, facts.eos_ids, facts.mask_id) == (262, 0, (2,), None)
+    assert (facts.tokenizer_size, facts.pad_id, facts.eos_ids, facts.mask_id) == (262, 0, (2,), 5)
     assert facts.special_ids == (0, 1, 2, 3, 4, 5)
     assert facts.rope["rope_type"] == "default"
     assert isinstance(facts.rope["rope_theta"], (int, float))
