@@ -6,11 +6,12 @@ a command imports its room when it runs, which keeps `--help` fast.
 """
 
 import dataclasses
+import os
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -68,7 +69,8 @@ def verify() -> click.Command:
             report = verify(Path(store), shown.update)
         click.echo(verify_text(report))
         if report.faults:
-            raise SystemExit(1)
+            happened = f"{len(report.faults)} faults in {store!r}, the first: {report.faults[0]}"
+            raise UserError(happened, "every checksum and every fact to hold", "see the faults above")
 
     return made("verify", run, None, [click.Argument(["store"])])
 
@@ -257,26 +259,37 @@ def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
     )
 
 
+def fail(error: UserError) -> NoReturn:
+    click.echo(f"error: {error}", err=True)
+    sys.exit(1)
+
+
 def main(args: list[str] | None = None) -> None:
     """Runs a command; exit codes: 0, 1 user error, 2 usage, 3 stalled, 130 interrupted."""
     from .watch import ChildDied, Stalled
 
+    # Threads that wait by spinning take the core from the thread they wait for when a machine is shared:
+    # the same decode took 75 s so and over 240 s spinning (two cores at load 8, 2026-11-30, torch 2.13.0).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         dflash.main(args=args, prog_name="dflash", standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        click.echo("interrupted; what was committed is kept, the same command goes on", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        fail(error)
     except ChildDied as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        fail(UserError(str(error), "every process to end by itself", "give the same command again: it goes on"))
+    except OSError as error:
+        happened = " ".join(str(error).split()) or type(error).__name__
+        fail(
+            UserError(
+                happened, "files and folders that can be read and written", "check the path, its rights and the disk"
+            )
+        )
     except Stalled as error:
         click.echo(f"stalled: {error}", err=True)
         sys.exit(3)

@@ -17,9 +17,10 @@ from typing import Any
 from . import UserError
 from .settings import require, setting
 
-SETTINGS: dict[str, dict[str, str]] = {
-    "tiny": {"layers": "2", "block": "8", "steps": "700", "tokens": "192"},
-    "smollm2": {"layers": "2", "block": "8", "steps": "600", "tokens": "64"},
+SMOLLM2_MASK = 16  # <empty_output>: its tokenizer has no mask token and fills the embedding; no chat holds this one
+SETTINGS: dict[str, dict[str, int]] = {
+    "tiny": {"prompts": 2048, "exam": 64, "layers": 2, "block": 8, "steps": 700, "tokens": 192},
+    "smollm2": {"prompts": 192, "exam": 12, "layers": 2, "block": 8, "steps": 300, "tokens": 64},
 }
 
 
@@ -31,19 +32,24 @@ class DemoConfig:
     target: str = setting(
         "tiny", "tiny (packaged, 1.1 M parameters) or smollm2 (a real chat model, extra 'gguf')", flag="--target"
     )
-    prompts: int = setting(2048, "prompts to train on, count", flag="--prompts")
-    exam: int = setting(64, "held-out prompts to decode at the end, count", flag="--exam")
-    shards: int = setting(2, "extraction workers, count", flag="--shards")
-    steps: int | None = setting(
-        None, "training steps; default: what the target needs, about a minute and a half", flag="--steps"
+    prompts: int | None = setting(None, "prompts to train on, count; default: 2048, 192 for smollm2", flag="--prompts")
+    exam: int | None = setting(
+        None, "held-out prompts to decode at the end, count; default: 64, 12 for smollm2", flag="--exam"
     )
+    shards: int = setting(2, "extraction workers, count", flag="--shards")
+    steps: int | None = setting(None, "training steps; default: 700, 300 for smollm2", flag="--steps")
     seed: int = setting(0, "seed of the prompts and of the training", flag="--seed")
 
     def __post_init__(self) -> None:
         require(self.target in SETTINGS, "target", self.target, f"one of {', '.join(SETTINGS)}")
-        require(self.prompts >= 1, "prompts", self.prompts, "at least 1 prompt")
-        require(self.exam >= 1, "exam", self.exam, "at least 1 prompt")
-        require(self.steps is None or self.steps >= 1, "steps", self.steps, "at least 1 step")
+        for name in ("prompts", "exam", "steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
+
+    def value(self, name: str) -> int:
+        """A number as given, else the target's default."""
+        given = getattr(self, name, None)
+        return SETTINGS[self.target][name] if given is None else given
 
 
 def demo(config: DemoConfig) -> None:
@@ -69,8 +75,8 @@ def write_prompts(out: Path, config: DemoConfig) -> None:
     """Two files of chats: prompts for the target to answer, and the exam with right answers."""
     from .extract.targets.tasks import distinct_tasks
 
-    train = distinct_tasks(config.prompts, config.seed, held_out=False)
-    exam = distinct_tasks(config.exam, config.seed, held_out=True)
+    train = distinct_tasks(config.value("prompts"), config.seed, held_out=False)
+    exam = distinct_tasks(config.value("exam"), config.seed, held_out=True)
     out.mkdir(parents=True, exist_ok=True)
 
     def line(task: Any, split: str) -> dict[str, Any]:
@@ -86,21 +92,21 @@ def write_prompts(out: Path, config: DemoConfig) -> None:
 
 def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
     """Every command of the demo, as typed after `dflash`."""
-    chosen = SETTINGS[config.target]
     data, store, drafter = str(out / "data"), str(out / "store"), str(out / "run")
-    steps = str(config.steps or chosen["steps"])
+    layers, block, steps, tokens = (str(config.value(name)) for name in ("layers", "block", "steps", "tokens"))
     return [
         ["prepare", str(out / "prompts.jsonl"), "--target", config.target, "--responses", "target"]
-        + ["--max-new-tokens", chosen["tokens"], "--out", data],
+        + ["--max-new-tokens", tokens, "--out", data],
         ["plan", "--data", data, "--store", store, "--shards", str(config.shards)],
         ["extract", "--data", data, "--store", store, "--shards", str(config.shards)],
         ["verify", store],
         ["inspect", store],
-        ["train", "--store", store, "--out", drafter, "--layers", chosen["layers"], "--block-size", chosen["block"]]
+        ["train", "--store", store, "--out", drafter, "--layers", layers, "--block-size", block]
+        + (["--mask-token", str(SMOLLM2_MASK)] if config.target == "smollm2" else [])
         + ["--steps", steps, "--set", "rows.rows_per_step=2", "--seed", str(config.seed)],
         ["inspect", drafter],
         ["evaluate", drafter, "--offline"],
-        ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", chosen["tokens"]],
+        ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", tokens],
         ["export", drafter, "--out", str(out / "export")],
     ]
 

@@ -8,6 +8,7 @@ serves the command line, the printed config and the documentation alike.
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from . import UserError
 
+INTEGER = re.compile(r"-?[0-9]+")
+TABLES = ("prepare", "extract", "train", "evaluate", "export", "demo")  # of a config file, one a command
 T = TypeVar("T")
 Config = TypeVar("Config")
 
@@ -74,6 +77,13 @@ def read_table(file: Path, name: str) -> dict[str, Any]:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config file {str(file)!r} is not TOML: {error}", "valid TOML", "mend that line") from error
+    strange = sorted(set(content) - {*TABLES, name})
+    if strange:
+        raise UserError(
+            f"{str(file)!r} holds {strange[0]!r} at its top",
+            f"only the tables {', '.join(f'[{table}]' for table in TABLES)}, with sections like [train.optim] below",
+            "move it below the table of its command, or remove it",
+        )
     table = content.get(name, {})
     if not isinstance(table, dict):
         raise UserError(f"{name!r} in {str(file)!r} is {table!r}", f"a table [{name}]", "write it as a table")
@@ -164,7 +174,8 @@ def tuple_items(value: Any) -> list[Any] | None:
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, str):
-        return [int(part) if part.strip().lstrip("-").isdigit() else part.strip() for part in value.split(",")]
+        parts = [part.strip() for part in value.split(",")]
+        return [int(part) if INTEGER.fullmatch(part) else part for part in parts]
     return [value] if is_number(value, (int,)) else None
 
 

@@ -24,9 +24,17 @@ from .inputs import LeftOut
 from .shapes import Chat, Message
 from .targets.facts import TextSide
 
-THOUGHT_ONLY = re.compile(r"\s*<think>.*</think>\s*", re.DOTALL)
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 OWN_OPTIONS = {"add_generation_prompt", "continue_final_message", "conversation", "messages", "tokenize", "tools"}
-TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 @dataclass(slots=True)
@@ -160,12 +168,17 @@ class ChatRenderer:
 
 
 def check_answer(message: Message) -> None:
-    """Raises LeftOut for a turn that says nothing: a tool call is an answer, a thought alone is none."""
+    """Raises LeftOut for a turn that says nothing: a tool call is an answer, a thought alone is none.
+
+    A turn of weight 0 is left out as well: in OpenAI's format it is there to be read, not trained on.
+    """
+    if message.get("weight") == 0:
+        raise LeftOut("weight 0", "the message's own weight")
     if message.get("tool_calls"):
         return
     content = message["content"]
     if not content.strip():
         thought = any(str(message.get(key, "")).strip() for key in ("reasoning_content", "reasoning", "thinking"))
         raise LeftOut("thought without an answer" if thought else "empty answer", f"content is {content[:40]!r}")
-    if THOUGHT_ONLY.fullmatch(content):
+    if not THOUGHT.sub("", content).strip():
         raise LeftOut("thought without an answer", f"content is {content[:40]!r}")

@@ -6,6 +6,7 @@ Lines are told apart by their place in their file, never by an id.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,27 +15,38 @@ from typing import TextIO
 
 import numpy as np
 
+from .. import UserError
 from ..progress import bar
 from ..store.samples import SampleWriter, eligible_anchors
 from ..threads import cpu_threads
 from .chat import ChatRenderer, Sample
 from .config import PrepareConfig
 from .counts import Counts
+from .devices import num_cuda_devices
 from .inputs import InputLine, LeftOut, read_lines, short_names
 from .responses import answer_prompts
-from .shapes import Line, Tokens, short, understand
+from .shapes import KEYS, Line, Tokens, short, understand
 from .targets.facts import TextSide
 
 PROMPTS_AT_ONCE = 4096
 
 
 def chosen_device(device: str) -> str:
-    """'auto' is the first GPU where there is one, else the CPU."""
-    if device != "auto":
-        return device
-    import torch
+    """'auto' is the first GPU where there is one, else the CPU.
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    Raises UserError for text that names no device, and for a GPU that is not there.
+    """
+    if device == "cpu":
+        return device
+    if device != "auto" and not re.fullmatch(r"cuda(:\d+)?", device):
+        raise UserError(f"device = {device!r} is no device", "auto, cpu, cuda or cuda:N", "correct --device")
+    available = num_cuda_devices()
+    if device == "auto":
+        return "cuda" if available else "cpu"
+    if int(device.partition(":")[2] or 0) >= available:
+        there = f"CUDA devices 0-{available - 1}" if available else "no CUDA device"
+        raise UserError(f"device = {device!r} is not there", f"this machine has {there}", "correct --device")
+    return device
 
 
 @dataclass(slots=True)
@@ -52,7 +64,7 @@ class Collector:
 
     def run(self, sources: Sequence[Path]) -> None:
         self.names = dict(zip(sources, short_names(sources)))
-        lines = islice((line for path in sources for line in read_lines(path)), self.config.limit)
+        lines = islice((line for path in sources for line in read_lines(path, KEYS)), self.config.limit)
         if self.config.responses == "target":
             self.answer(lines)
             return
@@ -82,7 +94,7 @@ class Collector:
         if isinstance(line.content, Tokens):
             self.check_ids(line.content.ids)
             if not any(line.content.mask):
-                raise LeftOut("no answer", "loss_mask is 0 everywhere")
+                raise LeftOut("no answer", "no token is trained on by loss_mask or labels")
             return [Sample(line.content.ids, line.content.mask)]
         rendered = self.chats().render(line.content)
         self.counts.turns_left_out += rendered.left_out
@@ -97,7 +109,9 @@ class Collector:
         else:
             prompt = self.chats().question(line.content)
             self.counts.answers_replaced += line.content.messages[-1]["role"] == "assistant"
-        if not 1 <= len(prompt) <= self.longest - 2:
+        if not prompt:
+            raise LeftOut("no question", "the answer starts at the first token, nothing comes before it")
+        if len(prompt) > self.longest - 2:
             raise LeftOut("prompt fills the window", f"{len(prompt)} tokens, the longest sample has {self.longest}")
         return prompt
 

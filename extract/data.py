@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import UserError
-from ..store.files import fsync_folder, publish, temporary_path
+from ..store.files import fsync_folder, publish, storage_error, temporary_path
 
 DATA_NAME = "data.json"
 LEFT_OUT_NAME = "left-out.jsonl"
+NOTHING_LEFT = "nothing is left behind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,13 @@ def read_data(folder: Path) -> Data:
             "a folder that `dflash prepare` has completed",
             "run `dflash prepare CHATS --target TARGET --out FOLDER` first, or check the path",
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            "a file that you may read",
+            "check path and rights",
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{str(path)!r} cannot be read: {error}", "facts, report and fingerprint", "prepare the data again"
         ) from error
@@ -57,11 +64,15 @@ def write_data(folder: Path, data: Data) -> None:
 
 def find_data(folder: Path) -> Data | None:
     """The data that is already there, None for a free name. Raises UserError for another folder."""
-    if (folder / DATA_NAME).is_file():
-        return read_data(folder)
-    if folder.is_dir() and not any(folder.iterdir()):
-        return None
-    if os.path.lexists(folder):
+    try:
+        if (folder / DATA_NAME).is_file():
+            return read_data(folder)
+        if folder.is_dir() and not any(folder.iterdir()):
+            return None
+        is_taken = os.path.lexists(folder)
+    except OSError as error:
+        raise storage_error(error, folder, safe=NOTHING_LEFT) from error
+    if is_taken:
         raise UserError(
             f"{str(folder)!r} exists and holds no {DATA_NAME}",
             "a new folder, an empty one, or one made by `dflash prepare`",
@@ -94,15 +105,19 @@ def first_difference(path: str, old: Any, new: Any) -> tuple[str, Any, Any]:
 
 @contextmanager
 def filled_aside(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` at the end, or vanishes when the body raises."""
+    """A temporary folder that becomes `folder` at the end, or vanishes when the body raises.
+
+    The body writes nowhere else, so an OSError in it or around it is raised as a UserError.
+    """
     parent = folder.absolute().parent
-    made = [path for path in (parent, *parent.parents) if not path.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(folder)
     aside = temporary_path(folder.absolute())
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    made: list[Path] = []
     try:
+        made += [path for path in (parent, *parent.parents) if not os.path.lexists(path)]
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
         yield aside
         fsync_folder(aside)
         try:
@@ -112,11 +127,13 @@ def filled_aside(folder: Path) -> Iterator[Path]:
                 f"{str(folder)!r} appeared while it was being prepared: {error}", "a free name", "choose another --out"
             ) from error
         fsync_folder(parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         for path in made:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
+        if isinstance(error, OSError):
+            raise storage_error(error, folder, safe=NOTHING_LEFT) from error
         raise
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import UserError
 from ..progress import bar, say
+from ..store.create import require_own_folder
 from ..store.files import FolderLock, free_bytes, remove_temporaries
 from ..store.frozen import CONFIG_PATH
 from ..store.index import (
@@ -98,7 +99,8 @@ def extract(config: ExtractConfig) -> ExtractReport:
 
 
 def refuse_other_store(found: Survey) -> None:
-    """A store of another identity is refused before anything is touched or measured."""
+    """A store of another identity, or somebody else's folder, is refused before anything is touched or measured."""
+    require_own_folder(found.store_dir)
     if (found.store_dir / MANIFEST_NAME).exists():
         require_same(found.store_dir, read_manifest(found.store_dir), found.manifest)
 

@@ -2,7 +2,7 @@
 
 Accepted shapes: `messages` (OpenAI), `conversations` (ShareGPT or roles), `prompt` with
 `completion` (text or messages), `instruction` (+ `input`) with `output`, `input_ids` with
-`loss_mask`; and, where the target is to answer, `prompt` or `instruction` alone. Beside them `system`,
+`loss_mask` or `labels`; and, where the target is to answer, `prompt` or `instruction` alone. Beside them `system`,
 `tools`, `id`, `task` and `split` are read; other keys are ignored. A null value is an absent key.
 Text stands for one message: it goes through the chat template like any other.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .inputs import LeftOut
+from .inputs import LeftOut, without_surrogates
 
-SHAPES = "messages, conversations, prompt + completion, instruction + output, input_ids + loss_mask"
+SHAPES = "messages, conversations, prompt + completion, instruction + output, input_ids + loss_mask or labels"
 ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 SHAREGPT_ROLES = {
     "human": "user",
@@ -25,6 +25,12 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 SPLITS = ("train", "heldout")
+KEYS = frozenset(
+    "messages conversations prompt completion instruction input output input_ids loss_mask labels "
+    "system tools id task split".split()
+)
+"""Every key that is read; the columns of a table that are."""
+IGNORED_LABEL = -100  # transformers' and torch's: cross_entropy(ignore_index=-100)
 Message = dict[str, Any]
 
 
@@ -82,9 +88,18 @@ def content_of(value: dict[str, Any]) -> Chat | Tokens:
             raise LeftOut("shapes disagree", "prompt and " + "+".join(next(iter(found))))
         chats = chats or [prompt]
     messages = chats[0]
-    if "system" in value and messages[0]["role"] != "system":
-        messages = [as_message({"role": "system", "content": value["system"]}), *messages]
+    if "system" in value:
+        messages = with_system(messages, as_message({"role": "system", "content": value["system"]}))
     return Chat(messages, tools_of(value.get("tools")))
+
+
+def with_system(messages: list[Message], system: Message) -> list[Message]:
+    """The chat under the system message that its line holds beside it; a blank one contradicts none."""
+    if messages[0]["role"] != "system":
+        return [system, *messages]
+    if system["content"].strip() and system["content"] != messages[0]["content"]:
+        raise LeftOut("shapes disagree", "system and the chat's own system message")
+    return messages
 
 
 def said(messages: list[Message]) -> list[tuple[Any, ...]]:
@@ -150,6 +165,8 @@ def as_message(given: Any) -> Message:
         raise LeftOut("unknown role", f"role {short(role)}, expected one of {', '.join(sorted(ROLES))}")
     message["content"] = text_of(message.get("content", ""), role)
     calls = message.pop("tool_calls", None)
+    if role == "assistant" and (call := from_json_text(message.pop("function_call", None), "broken tool calls")):
+        calls = calls or [{"function": call}]
     if calls := from_json_text(calls, "broken tool calls"):
         if not isinstance(calls, list):
             raise LeftOut("broken tool calls", f"tool_calls is {short(calls)}")
@@ -162,9 +179,15 @@ def text_of(content: Any, role: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
+        texts = ["" if part.get("text") is None else part["text"] for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise LeftOut("not text", f"a text part of a {role} message is {short(content)}")
+        return "".join(texts)
     if role in ("tool", "function", "ipython") and isinstance(content, (dict, list)):
-        return json.dumps(content, ensure_ascii=False)
+        try:
+            return json.dumps(content, ensure_ascii=False)
+        except TypeError as error:  # times, bytes and decimals of a table
+            raise LeftOut("not text", f"content of a {role} message: {error}") from error
     raise LeftOut("not text", f"content of a {role} message is {short(content)}")
 
 
@@ -198,7 +221,7 @@ def from_json_text(given: Any, reason: str) -> Any:
     if not given.strip():
         return None
     try:
-        return json.loads(given)
+        return without_surrogates(json.loads(given))[0]
     except (ValueError, RecursionError) as error:
         raise LeftOut(reason, f"{short(given)}: {error}") from error
 
@@ -208,10 +231,21 @@ def tokens_of(value: dict[str, Any]) -> Tokens:
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise LeftOut("broken token ids", f"input_ids is {short(ids)}")
     if mask is None:
-        return Tokens(ids, [False] * len(ids))
+        labels = value.get("labels")
+        return Tokens(ids, [False] * len(ids) if labels is None else mask_of_labels(ids, labels))
     if not isinstance(mask, list) or len(mask) != len(ids) or any(m not in (0, 1) for m in mask):
         raise LeftOut("broken loss mask", f"loss_mask is {short(mask)} for {len(ids)} ids")
     return Tokens(ids, [bool(m) for m in mask])
+
+
+def mask_of_labels(ids: list[int], labels: Any) -> list[bool]:
+    """The loss mask that transformers' `labels` mean: -100 is not trained on, else the id itself."""
+    if not isinstance(labels, list) or len(labels) != len(ids) or any(type(label) is not int for label in labels):
+        raise LeftOut("broken labels", f"labels is {short(labels)} for {len(ids)} ids")
+    for place, (token, label) in enumerate(zip(ids, labels)):
+        if label not in (token, IGNORED_LABEL):
+            raise LeftOut("broken labels", f"label {label} at token {place}, expected its id {token} or -100")
+    return [label != IGNORED_LABEL for label in labels]
 
 
 def short(value: Any) -> str:

@@ -94,7 +94,8 @@ def require_own_folder(store_dir: Path) -> None:
         raise UserError(f"{str(store_dir)!r} is a file", "a folder for the store", "choose another --store")
     if not store_dir.exists() or (store_dir / MANIFEST_NAME).exists():
         return
-    foreign = sorted(name for name in os.listdir(store_dir) if not name.startswith((".", f"{MANIFEST_NAME}.tmp.")))
+    ours = (".", f"{MANIFEST_NAME}.tmp.", "lost+found")  # the last one lies on every fresh disk
+    foreign = sorted(name for name in os.listdir(store_dir) if not name.startswith(ours))
     if foreign:
         raise UserError(
             f"{str(store_dir)!r} holds {foreign[0]!r} and is no store",

@@ -83,6 +83,19 @@ def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
         resolve(Outer, name="x", file=tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize("text", ["[drafter]\nnum_layers = 2", "[tran]\nsteps = 1", "steps = 1"])
+def test_what_no_command_reads_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "dflash.toml").write_text(text)
+    with pytest.raises(UserError, match=r"(drafter|tran|steps).* at its top"):
+        resolve(TrainConfig, name="train", file=tmp_path / "dflash.toml")
+
+
+@pytest.mark.parametrize("text", ["1,--2", "\u00b2", "1,", "one"])
+def test_what_is_no_number_is_no_tap(text: str) -> None:
+    with pytest.raises(UserError, match="inner.taps"):
+        resolve(Outer, name="x", options={"inner.taps": text})
+
+
 @pytest.mark.parametrize(
     "config", [TrainConfig(), ExtractConfig(taps=(3, 1)), PrepareConfig(template={"thinking": True})]
 )

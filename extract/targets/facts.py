@@ -12,7 +12,7 @@ from typing import Any
 from ... import UserError
 from .base import TargetFacts
 from .fingerprint import text_sha256, tokenizer_sha256, weights_sha256
-from .source import Source, locate, tensor_files
+from .source import Source, check_tensor_files, locate, tensor_files
 
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -27,23 +27,31 @@ def tokenizer_of(source: Source) -> Any:
 
     options = {"gguf_file": source.gguf} if source.gguf else {}
     try:
-        return AutoTokenizer.from_pretrained(source.folder, local_files_only=True, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(
             f"target {source.name!r} has no tokenizer that transformers can load: {first_line(error)}",
             "tokenizer.json (or what its class needs) beside config.json",
             "copy the target's tokenizer files into its folder",
         ) from error
+    if not len(tokenizer) or not tokenizer("a", add_special_tokens=False)["input_ids"]:
+        raise UserError(  # what transformers 5 makes of a config.json without tokenizer files
+            f"target {source.name!r} has an empty tokenizer ({len(tokenizer)} tokens): its files are missing",
+            "tokenizer.json (or what its class needs) beside config.json",
+            "copy the target's tokenizer files into its folder",
+        )
+    return tokenizer
 
 
 def config_of(source: Source) -> Any:
     """The target's config as transformers reads it, the nested text config not yet taken out."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     options = {"gguf_file": source.gguf} if source.gguf else {}
     try:
         return AutoConfig.from_pretrained(source.folder, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UserError(
             f"target {source.name!r} has a config that transformers cannot read: {first_line(error)}",
             "the config.json of a causal language model known to the installed transformers",
@@ -89,7 +97,14 @@ def stop_ids(source: Source, config: Any, tokenizer: Any) -> tuple[int, ...]:
     path = source.folder / "generation_config.json"
     named: list[Any] = []
     if source.gguf is None and path.is_file():
-        named.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
+        try:
+            named.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"target {source.name!r}: generation_config.json cannot be read: {first_line(error)}",
+                "a JSON object",
+                "copy or download that file again",
+            ) from error
     named += [getattr(config, "eos_token_id", None), getattr(text_config(config), "eos_token_id", None)]
     found = list(facts["eos_ids"])
     for value in named:
@@ -153,11 +168,13 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
     hidden = int(text.hidden_size)
     heads = int(text.num_attention_heads)
     eps = first_of(text, ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), 1e-6)
+    files = tensor_files(source)
+    check_tensor_files(source, files)
     parts: dict[str, Any] = tokenizer_facts(tokenizer) | {"eos_ids": stop_ids(source, config, tokenizer)}
     return TargetFacts(
         name=source.name,
         revision=source.revision,
-        weights_sha256=weights_sha256(tensor_files(source)),
+        weights_sha256=weights_sha256(files),
         architecture=(getattr(config, "architectures", None) or [type(config).__name__])[0],
         num_layers=int(text.num_hidden_layers),
         hidden_size=hidden,

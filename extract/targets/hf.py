@@ -5,6 +5,7 @@ and `norm`, an embedding, a head). Knows nothing of stores, samples or drafters.
 """
 
 import importlib.util
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
     be random), and for a decoder whose layers cannot be found.
     """
     hide_gpu_kernels()
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -83,6 +85,14 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
             local_files_only=True,
             **options,
         )
+    except (SafetensorError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise
+        raise UserError(
+            f"target {source.name!r}: its weights are damaged: {first_line(error)}",
+            "whole tensor files",
+            "copy or download them again",
+        ) from error
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(
             f"target {source.name!r} cannot be loaded: {first_line(error)}",

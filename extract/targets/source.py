@@ -1,10 +1,12 @@
 """Where a target's files lie: a folder, a GGUF file, a packaged target, or a hub id.
 
-Knows names, folders and file lists; opens no tensor and imports neither torch nor
+Knows names, folders, file lists and the headers of safetensors; reads no tensor and imports neither torch nor
 transformers. Nothing is downloaded for a name that is a folder or packaged.
 """
 
 import json
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,11 +46,14 @@ def locate(name: str, *, weights: bool) -> Source:
         return Source(name=name, folder=PACKAGED[name])
     if name == SMOLLM2:
         return locate_smollm2()
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return Source(name=str(path.resolve()), folder=path.resolve().parent, gguf=path.name)
-    if path.is_dir():
-        return locate_folder(path.resolve())
+    try:
+        path = Path(name).expanduser()
+        if path.is_file() and path.suffix == ".gguf":
+            return Source(name=str(path.resolve()), folder=path.resolve().parent, gguf=path.name)
+        if path.is_dir():
+            return locate_folder(path.resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise unknown_target(name, str(getattr(error, "strerror", None) or error)) from error
     return locate_hub(name, weights=weights)
 
 
@@ -123,7 +128,7 @@ def tensor_files(source: Source) -> list[Path]:
         return [folder / source.gguf]
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (folder / index).is_file():
-            names = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
+            names = names_in_index(source, folder / index)
             absent = [name for name in names if not (folder / name).is_file()]
             if absent:
                 raise UserError(
@@ -140,3 +145,44 @@ def tensor_files(source: Source) -> list[Path]:
         "model.safetensors, or model.safetensors.index.json with its files",
         "copy the weights into the folder",
     )
+
+
+def names_in_index(source: Source, path: Path) -> list[str]:
+    try:
+        return sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"target {source.name!r}: {path.name} cannot be read: {type(error).__name__}: {error}".splitlines()[0],
+            "a JSON object with a weight_map from tensor to file",
+            "copy or download that file again",
+        ) from error
+
+
+def check_tensor_files(source: Source, files: Sequence[Path]) -> None:
+    """Raises UserError for a safetensors file that is shorter or longer than its header says, or has none."""
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
+        size, expected = path.stat().st_size, expected_bytes(path)
+        if size != expected:
+            is_known = "a readable header" if expected is None else f"{expected:,} bytes by its header"
+            raise UserError(
+                f"target {source.name!r}: {path.name} is damaged, it has {size:,} bytes",
+                is_known,
+                "copy or download that file again",
+            )
+
+
+def expected_bytes(path: Path) -> int | None:
+    """The size of a safetensors file by its own header (length u64, JSON, data); None without a sound one."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= path.stat().st_size - 8:
+            return None
+        try:
+            header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            return 8 + length + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            return None

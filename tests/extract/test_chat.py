@@ -119,6 +119,36 @@ def test_template_error_leaves_the_line_out(text_side: Any) -> None:
     assert caught.value.reason == "template error"
 
 
+@pytest.mark.parametrize("fault", ["{{ 1 // 0 }}", "{%- macro f() -%}{{ f() }}{%- endmacro -%}{{ f() }}"])
+def test_templates_that_divide_by_zero_or_never_end(text_side: Any, chat: Any, fault: str) -> None:
+    with pytest.raises(LeftOut) as caught:
+        ChatRenderer(text_side(fault), {}).render(Chat(chat("q", "a"), None))
+    assert caught.value.reason == "template error"
+
+
+@pytest.mark.parametrize("thought", ["<think>a</think>", " <think>a", "<think>a</think>\n<think>b</think> <think>"])
+def test_thoughts_alone_are_no_answer(text_side: Any, chat: Any, thought: str) -> None:
+    renderer = ChatRenderer(text_side("plain"), {})
+    with pytest.raises(LeftOut) as caught:
+        renderer.render(Chat(chat("q", thought), None))
+    assert caught.value.reason == "thought without an answer"
+    both = "<think>a</think>The answer" + thought
+    assert render(renderer, chat("q", both))[0].endswith(f"[[{both}<|im_end|>]]")
+
+
+def test_a_turn_of_weight_0_is_read_but_not_trained_on(text_side: Any, chat: Any) -> None:
+    renderer = ChatRenderer(text_side("plain"), {})
+    messages = chat("q", "no", "r", "yes")
+    messages[1]["weight"], messages[3]["weight"] = 0, 1
+    rendered = renderer.render(Chat(messages, None))
+    (text,) = [shown(renderer, sample) for sample in rendered.samples]
+    assert "assistant\nno<|im_end|>" in text
+    assert text.endswith("[[yes<|im_end|>]]")
+    assert rendered.left_out == Counter({"weight 0": 1})
+    with pytest.raises(LeftOut, match="weight 0"):
+        renderer.render(Chat(messages[:2], None))
+
+
 @pytest.mark.parametrize(
     ("closing", "expected"),
     [("<|im_end|>\\n", "[[Yo.<|im_end|>]]"), ("</think> ", "[[Yo.</think>]]"), ("\\n\\n", "[[Yo.]]")],

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +93,44 @@ def test_unreadable_lines_are_named_and_do_not_end_the_run(tmp_path: Path) -> No
     assert [line.number for line in lines] == list(range(1, 9))
 
 
+def test_lines_nested_too_deeply_are_named(tmp_path: Path) -> None:
+    raw = b"".join(b'{"a": ' + b"[" * n + b"{}" + b"]" * n + b"}\n" for n in (90, 900, 300, 0))
+    for name in ("x.jsonl", "x.json"):
+        reasons = [line.fault and line.fault.reason for line in read(tmp_path, raw, name)]
+        assert reasons == [None, "nested too deeply", "nested too deeply", None]
+
+
+def odd_table() -> pa.Table:
+    """Three rows: the second has a name that is not UTF-8; no time fits into a datetime."""
+    names = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffc")]
+    )
+    times = [
+        pa.array([value] * 3, pa.int64()).view(pa.timestamp(unit))
+        for unit, value in (("ns", 1_700_000_000_123_456_789), ("us", 2**62))
+    ]
+    return pa.table({"prompt": names, "ns": times[0], "us": times[1]})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "dataset"])
+def test_values_without_a_form_in_python(tmp_path: Path, kind: str) -> None:
+    """In a column that nobody asked for they are not looked at; in another they cost their own row."""
+    if kind == "parquet":
+        path = tmp_path / "x.parquet"
+        pq.write_table(odd_table(), path)
+    else:
+        path = save_dataset(tmp_path / "d", [{"a": 1}], 1)
+        name = str(path / "data-00000-of-00001.arrow")
+        with pa.OSFile(name, "wb") as file, pa.ipc.new_stream(file, odd_table().schema) as stream:
+            stream.write_table(odd_table())
+    asked = list(read_lines(path, {"prompt", "completion"}))
+    unread = {"ns": "(not read)", "us": "(not read)"}
+    assert [line.value for line in asked] == [{"prompt": "a", **unread}, None, {"prompt": "c", **unread}]
+    assert [line.fault and line.fault.reason for line in asked] == [None, "unreadable value", None]
+    assert [line.number for line in asked] == [1, 2, 3]
+    assert [line.fault and line.fault.reason for line in read_lines(path)] == ["unreadable value"] * 3
+
+
 def test_lone_surrogates_become_u_fffd(tmp_path: Path) -> None:
     raw = rb'{"k\ud800": ["x\ud83dy", "\ud83d\ude00", {"z": "\ude00\ud83d"}]}'
     (line,) = read(tmp_path, raw)
@@ -103,6 +142,7 @@ def test_lone_surrogates_become_u_fffd(tmp_path: Path) -> None:
     ("name", "raw", "says"),
     [
         ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), "UTF-16"),
+        ("a.json", '[{"a": 1}]'.encode("utf-16"), "UTF-16"),
         ("a.json", b'[{"a": 1}, {"a":', "not JSON"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-12], "cannot be read"),
         ("a.jsonl.gz", b'{"a": 1}\n', "cannot be read"),
@@ -129,6 +169,27 @@ def test_broken_dataset_folders(tmp_path: Path) -> None:
         list(read_lines(folder))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", "[1]"),
+        ("state.json", "[" * 100_000),
+        ("state.json", "{}"),
+        ("state.json", '{"_data_files": [{"x": 1}]}'),
+        ("state.json", '{"_data_files": [1]}'),
+        ("dataset_dict.json", '{"splits": null}'),
+        ("dataset_dict.json", '{"splits": [1]}'),
+        ("dataset_dict.json", "{}"),
+    ],
+)
+def test_broken_metadata_of_a_dataset(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    for read_it in (lambda: list(read_lines(tmp_path)), lambda: source_sha256(tmp_path)):
+        with pytest.raises(UserError, match=name) as caught:
+            read_it()
+        assert len(str(caught.value).splitlines()) == 3
+
+
 def test_null_members_of_arrow_structs_are_absent(tmp_path: Path) -> None:
     """Arrow gives every struct the fields of all rows; the arguments of a call must not grow."""
     rows = [{"m": [{"arguments": {"a": 1}}]}, {"m": [{"arguments": {"q": "x"}}], "extra": 5}]
@@ -150,6 +211,23 @@ def test_globs_are_sorted_and_files_are_named_once(tmp_path: Path) -> None:
 def test_missing_input(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError, match="does not exist"):
         find_sources([str(tmp_path / given)])
+
+
+@pytest.mark.parametrize("given", ["~no-such-user/x.jsonl", "x" * 300 + ".jsonl", "a/" * 3000 + "x.jsonl"])
+def test_names_that_the_system_refuses(given: str) -> None:
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        find_sources([given])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A process's own memory exists and opens, and reading its first bytes is an input/output error."""
+    (tmp_path / "x.jsonl").symlink_to("/proc/self/mem")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    for name in ("x.jsonl", "gone.jsonl"):
+        with pytest.raises(UserError, match=f"{name}' cannot be read") as caught:
+            source_sha256(tmp_path / name)
+        assert len(str(caught.value).splitlines()) == 3
 
 
 def test_unknown_formats_are_refused(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dflash_offline import UserError
 from dflash_offline.extract.config import PrepareConfig
@@ -189,6 +192,64 @@ def test_missing_input_and_unknown_target(tmp_path: Path, case_target: Any) -> N
     assert not (tmp_path / "data").exists()
 
 
+def test_a_name_for_the_data_that_cannot_be_made(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("x")
+    for out in ("f.txt/x", "/proc/x", "/proc/deep/x", "new/" + "x" * 300):
+        with pytest.raises(UserError, match="writing .* failed") as caught:
+            run([tokens(1)], out=out)
+        assert len(str(caught.value).splitlines()) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f.txt", "in.jsonl"]
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    """Here the limit of a file's size; the list of left-out lines outgrows it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "in.jsonl").write_text("[]\n" * 2000)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+        with pytest.raises(UserError, match="EFBIG") as caught:
+            run(None, out="new/data")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(str(caught.value).splitlines()) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "data.json").symlink_to("/proc/self/mem")
+    for folder in (tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match="cannot be read") as caught:
+            read_data(folder)
+        assert len(str(caught.value).splitlines()) == 3
+
+
+def test_deep_and_odd_lines_do_not_end_the_run(run: Run, chat: Any, case_target: Any) -> None:
+    deep: Any = {}
+    for _ in range(50):
+        deep = {"a": deep}
+    call = {"name": "f", "arguments": json.dumps(deep)}
+    lines = [
+        {"messages": [*chat("q"), {"role": "assistant", "content": "", "tool_calls": [call]}]},
+        {"messages": [*chat("q"), {"role": "assistant", "tool_calls": [{**call, "arguments": '{"a":' * 900}]}]},
+        {"messages": [{"role": "tool", "content": deep}, *chat("q", "abc")]},
+        {"messages": chat("q", "abc"), "other": deep},
+    ]
+    assert run(lines, target=str(case_target("tools"))).counts["left_out"] == {"broken tool calls": 1}
+
+
+def test_odd_values_of_a_table_cost_their_own_row_at_most(tmp_path: Path, case_target: Any) -> None:
+    late = pa.array([2**62] * 3, pa.int64()).view(pa.timestamp("us"))
+    ids = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffc")]
+    )
+    for columns, left_out in (({"made": late}, {}), ({"made": late, "id": ids}, {"unreadable value": 1})):
+        path = tmp_path / f"{len(columns)}.parquet"
+        pq.write_table(pa.table({"prompt": ["q"] * 3, "completion": ["abc"] * 3} | columns), path)
+        config = PrepareConfig(target=str(case_target()), max_length=512, out=str(tmp_path / f"{len(columns)}"))
+        counts = prepare(config, [str(path)]).counts
+        assert (counts["lines_in"], counts["left_out"]) == (3, left_out)
+
+
 def test_a_folder_with_other_things_is_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     assert run([tokens(1)]).is_new, "an empty folder is a free name"
@@ -262,9 +323,6 @@ def test_a_used_line_may_lose_a_sample(run: Run, case_target: Any, chat: Any) ->
 
 
 def test_parquet_and_jsonl_give_the_same_samples(tmp_path: Path, case_target: Any, chat: Any, write_lines: Any) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     lines = [{"messages": chat(f"q{i}", f"answer {i}")} for i in range(300)]
     names = [write_lines(tmp_path / "a.jsonl", lines), str(tmp_path / "a.parquet")]
     pq.write_table(pa.Table.from_pylist(lines), names[1], row_group_size=70)

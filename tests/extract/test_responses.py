@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from dflash_offline import UserError
 from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.prepare import prepare
 from dflash_offline.extract.responses import generation_batches
@@ -82,13 +83,23 @@ def test_given_answers_are_replaced_and_bad_prompts_left_out(tmp_path: Path, wri
         {"messages": [{"role": "assistant", "content": "Hello."}]},
         {"prompt": "x" * 2000},
         {"messages": [{"role": "tool", "content": "x"}]},
+        {"input_ids": [7, 8, 9], "loss_mask": [1, 1, 1]},
     ]
     config = PrepareConfig(target="tiny", responses="target", out=str(tmp_path / "data"), max_new_tokens=60)
     counts = prepare(config, [write_lines(tmp_path / "in.jsonl", lines)]).counts
-    assert counts["left_out"] == {"no question": 1, "prompt fills the window": 1, "template error": 1}
-    assert (counts["lines_in"], counts["lines_used"], counts["answers_replaced"]) == (5, 2, 1)
+    assert counts["left_out"] == {"no question": 2, "prompt fills the window": 1, "template error": 1}
+    assert (counts["lines_in"], counts["lines_used"], counts["answers_replaced"]) == (6, 2, 1)
     table = SampleTable(tmp_path / "data")
     assert table.tokens(0)[0].tolist() == table.tokens(1)[0].tolist()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:99", "0"])
+def test_a_device_that_is_not_there(tmp_path: Path, write_lines: Any, device: str) -> None:
+    config = PrepareConfig(target="tiny", responses="target", out=str(tmp_path / "data"), device=device)
+    with pytest.raises(UserError, match=f"device = '{device}'") as caught:
+        prepare(config, [write_lines(tmp_path / "in.jsonl", [{"prompt": "q"}])])
+    assert len(str(caught.value).splitlines()) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_answers_stop_at_the_longest_sample(tmp_path: Path, write_lines: Any) -> None:

@@ -1,5 +1,8 @@
 """Every shape of a line that is accepted, and the reason of every one that is not."""
 
+import json
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -51,7 +54,8 @@ def test_a_prompt_alone(value: dict[str, Any]) -> None:
 def test_system_beside_the_messages() -> None:
     system = {"role": "system", "content": "s"}
     assert understand({"system": "s", "prompt": "q"}).content == Chat([system, ASKED], None)
-    assert understand({"system": "other", "messages": [system, ASKED]}).content == Chat([system, ASKED], None)
+    for beside in ("s", " ", None):
+        assert understand({"system": beside, "messages": [system, ASKED]}).content == Chat([system, ASKED], None)
     assert understand({"prompt": "q", "messages": [system, ASKED]}).content == Chat([system, ASKED], None)
 
 
@@ -70,6 +74,25 @@ def test_calls_as_text_and_as_object(call: dict[str, Any]) -> None:
     assert content.content == Chat([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [{"x": 1}])
 
 
+def test_the_old_function_call_is_a_tool_call() -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    for old in (call, json.dumps(call)):
+        content = understand({"messages": [ASKED, {"role": "assistant", "content": None, "function_call": old}]})
+        assert content.content == Chat([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], None)
+
+
+def test_null_text_parts_say_nothing() -> None:
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "q"}, {"type": "text"}]
+    assert understand({"messages": [{"role": "user", "content": parts}, SAID]}).content == Chat([ASKED, SAID], None)
+
+
+def test_surrogates_inside_arguments_given_as_text() -> None:
+    call = {"name": "f", "arguments": r'{"a": "\ud800"}'}
+    content = understand({"messages": [{**SAID, "tool_calls": [call]}]}).content
+    assert isinstance(content, Chat)
+    assert content.messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
+
+
 def test_a_tool_result_that_is_an_object_is_written_as_json() -> None:
     content = understand({"messages": [{"role": "tool", "content": {"found": True}}]}).content
     assert isinstance(content, Chat)
@@ -79,6 +102,9 @@ def test_a_tool_result_that_is_an_object_is_written_as_json() -> None:
 def test_token_ids() -> None:
     assert understand({"input_ids": [5, 6], "loss_mask": [0, True]}).content == Tokens([5, 6], [False, True])
     assert understand({"input_ids": [5, 6]}).content == Tokens([5, 6], [False, False])
+    assert understand({"input_ids": [5, 6], "labels": [-100, 6]}).content == Tokens([5, 6], [False, True])
+    both = {"input_ids": [5, 6], "labels": [-100, 6], "loss_mask": [1, 1]}
+    assert understand(both).content == Tokens([5, 6], [True, True])
 
 
 def test_split_and_task() -> None:
@@ -97,6 +123,7 @@ def test_split_and_task() -> None:
         ({"messages": [ASKED, SAID], "prompt": "other"}, "shapes disagree"),
         ({"messages": [ASKED, SAID], "instruction": "q", "output": "b"}, "shapes disagree"),
         ({"messages": [ASKED, SAID], "input_ids": [1]}, "shapes disagree"),
+        ({"system": "other", "messages": [{"role": "system", "content": "s"}, ASKED, SAID]}, "shapes disagree"),
         ({"messages": []}, "no messages"),
         ({"messages": "text"}, "no messages"),
         ({"messages": ["text"]}, "no messages"),
@@ -105,12 +132,20 @@ def test_split_and_task() -> None:
         ({"conversations": [{"from": "narrator", "value": "q"}]}, "unknown role"),
         ({"messages": [{"role": "user", "content": 5}]}, "not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "not text"),
+        ({"messages": [{"role": "tool", "content": {"at": datetime(2024, 1, 1)}}]}, "not text"),
+        ({"messages": [{"role": "tool", "content": [b"raw", Decimal("1.5")]}]}, "not text"),
         ({"instruction": 5, "output": "a"}, "not text"),
         (
             {"messages": [{**SAID, "tool_calls": [{"function": {"name": "f", "arguments": '{"a":'}}]}]},
             "broken tool calls",
         ),
         ({"messages": [{**SAID, "tool_calls": [{"function": {"arguments": {}}}]}]}, "broken tool calls"),
+        ({"messages": [{**SAID, "function_call": "add"}]}, "broken tool calls"),
+        (
+            {"messages": [{**SAID, "function_call": {"name": "f", "arguments": '{"a":' * 150 + "1" + "}" * 150}}]},
+            "nested too deeply",
+        ),
         ({"messages": [{**SAID, "tool_calls": {"a": 1}}]}, "broken tool calls"),
         ({"messages": [{**SAID, "tool_calls": ["f"]}]}, "broken tool calls"),
         ({"messages": [{**SAID, "tool_calls": [{"name": "f", "arguments": [1]}]}]}, "broken tool calls"),
@@ -120,6 +155,9 @@ def test_split_and_task() -> None:
         ({"input_ids": []}, "broken token ids"),
         ({"input_ids": [1.5]}, "broken token ids"),
         ({"input_ids": [True]}, "broken token ids"),
+        ({"input_ids": [1, 2], "labels": [-100, 3]}, "broken labels"),
+        ({"input_ids": [1, 2], "labels": [2]}, "broken labels"),
+        ({"input_ids": [1, 2], "labels": "12"}, "broken labels"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "broken loss mask"),
         ({"input_ids": [1], "loss_mask": [2]}, "broken loss mask"),
         ({"input_ids": [1], "loss_mask": [[1]]}, "broken loss mask"),
@@ -140,6 +178,7 @@ keys = st.sampled_from(
         "from",
         "value",
         "tool_calls",
+        "function_call",
         "function",
         "name",
         "arguments",
@@ -164,6 +203,7 @@ lines = st.dictionaries(
             "output",
             "input_ids",
             "loss_mask",
+            "labels",
             "tools",
             "system",
             "split",

@@ -66,3 +66,14 @@ def test_plan_refuses_what_extract_would_refuse(
         plan_command(make_config(data, tmp_path / "store", target=str(case_target("generation-tags"))))
     with pytest.raises(UserError, match="CUDA device 99"):
         plan_command(make_config(data, tmp_path / "store", devices="99"))
+
+
+def test_a_folder_of_somebody_else_is_refused_by_plan_too(data: Path, tmp_path: Path, make_config: MakeConfig) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("keep")
+    (tmp_path / "file").write_text("no folder")
+    for folder, told in (("notes", "mine.txt"), ("file", "is a file")):
+        with pytest.raises(UserError, match=told):
+            plan_command(make_config(data, tmp_path / folder))
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    assert plan_command(make_config(data, tmp_path / "disk")).fits

@@ -14,6 +14,67 @@ from dflash_offline.extract.targets.facts import (
     resolve_dtype,
     tokenizer_facts,
 )
+from dflash_offline.extract.targets.hf import load_target
+
+
+def with_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "wide"}, {"num_hidden_layers": [4]}, {"rope_parameters": 7}])
+def test_a_config_that_transformers_refuses(case_target: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    with_config(folder, **changes)
+    with pytest.raises(UserError, match="a config that transformers cannot read") as caught:
+        read_text_side(str(folder))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_target_without_tokenizer_files(case_target: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(case_target() / name, folder)
+    for read in (read_text_side, read_facts, load_tokenizer):
+        with pytest.raises(UserError, match="tokenizer") as caught:
+            read(str(folder))
+        assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 5000, -1])
+def test_damaged_tensor_files(case_target: Any, tmp_path: Path, size: int) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:size])
+    for read in (read_facts, load_target):
+        with pytest.raises(UserError, match=r"model.safetensors is damaged, it has [\d,]+ bytes") as caught:
+            read(str(folder))
+        assert len(str(caught.value).splitlines()) == 3
+    (folder / "model.safetensors").write_bytes(whole[:8] + b"x" + whole[9:])
+    with pytest.raises(UserError, match="damaged"):
+        read_facts(str(folder))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["", "[1]", '{"weight_map": 1', "[" * 100_000])
+def test_damaged_json_beside_the_config(case_target: Any, tmp_path: Path, name: str, content: str) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name} cannot be read") as caught:
+        read_facts(str(folder))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_damaged_pytorch_file(case_target: Any, tmp_path: Path) -> None:
+    """Its size tells nothing, so loading finds out."""
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    (folder / "model.safetensors").unlink()
+    for content in (b"", b"PK\x03\x04" + b"x" * 1000, b"x" * 1000):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(UserError) as caught:
+            load_target(str(folder))
+        assert len(str(caught.value).splitlines()) == 3
 
 
 def test_facts_of_the_tied_case(case_target: Any) -> None:

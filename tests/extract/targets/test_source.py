@@ -30,7 +30,9 @@ def test_a_folder_is_named_by_its_full_path(case_target: Any, monkeypatch: pytes
     assert locate(case_target().name, weights=True).name == str(case_target().resolve())
 
 
-@pytest.mark.parametrize("name", ["unknown-target", "/no/such/folder", "some-org/some-model"])
+@pytest.mark.parametrize(
+    "name", ["unknown-target", "/no/such/folder", "some-org/some-model", "~no-such-user/x", "/" + "x" * 300]
+)
 def test_unknown_targets_get_three_lines(name: str) -> None:
     with pytest.raises(UserError) as caught:
         locate(name, weights=True)
