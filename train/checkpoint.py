@@ -23,11 +23,10 @@ from torch import Tensor
 from .. import UserError
 from ..store.files import NO_SPACE, free_bytes, fsync_folder, storage_error, temporary_path
 from .drafter import Drafter
-from .facts import CHECKPOINTS_NAME, RunFacts, read_facts
+from .facts import CHECKPOINTS_NAME, TEMPORARY_NAME, RunFacts, read_facts
 
 WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME = "drafter.safetensors", "optimizer.pt", "state.json"
 STEP_NAME = re.compile(r"step-(\d{8,})")
-TEMPORARY_NAME = re.compile(r".+\.tmp\.[^.]+\.\d+")
 SPARE_BYTES = 1 << 20  # headers and state.json
 LATEST, BEST = "latest", "best"
 
@@ -180,18 +179,25 @@ def remove_temporaries(run_dir: Path) -> list[Path]:
     return removed
 
 
+def find_best(run_dir: Path) -> int | None:
+    """The step of the best checkpoint; None before an exam had something to measure."""
+    steps = list_steps(run_dir)
+    best = read_state(run_dir, steps[-1]).best_step if steps else None
+    return best if best in steps else None
+
+
 def find_step(run_dir: Path, which: str) -> int:
     """The step of the `latest` or `best` checkpoint, or of the number given.
 
-    Raises UserError, listing what is there, for any other.
+    Raises UserError where there is no run, and, listing what is there, for any other checkpoint.
     """
     steps = list_steps(run_dir)
+    if not steps:
+        read_facts(run_dir)  # a folder that is no run is another fault than a run without checkpoints
     if steps and which == LATEST:
         return steps[-1]
-    if which == BEST:
-        best = read_state(run_dir, steps[-1]).best_step if steps else None
-        if best in steps:
-            return best
+    if which == BEST and (best := find_best(run_dir)) is not None:
+        return best
     if which.isdecimal() and int(which) in steps:
         return int(which)
     there = f"steps {', '.join(map(str, steps))}" if steps else "none yet"

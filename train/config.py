@@ -1,5 +1,6 @@
 """The settings of `train`, `evaluate` and `export`. Light: imports nothing heavy."""
 
+import math
 from dataclasses import dataclass
 
 from ..settings import require, section, setting
@@ -25,6 +26,9 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "at least 1 layer")
         require(2 <= self.block_size <= 128, "drafter.block_size", self.block_size, "2 to 128 tokens")
+        for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"drafter.{name}", value, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +63,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         require(self.weights in ("decay", "uniform", "dpace"), "loss.weights", self.weights, "decay, uniform or dpace")
-        require(self.gamma is None or self.gamma > 0, "loss.gamma", self.gamma, "more than 0 slots")
+        require(self.gamma is None or 0 < self.gamma < math.inf, "loss.gamma", self.gamma, "more than 0 slots, finite")
         require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
         require(self.chunk_blocks >= 1, "loss.chunk_blocks", self.chunk_blocks, "at least 1 block")
 
@@ -83,11 +87,16 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require(self.name in ("muon", "adamw"), "optim.name", self.name, "muon or adamw")
-        require(self.lr is None or self.lr > 0, "optim.lr", self.lr, "more than 0")
+        require(self.lr is None or 0 < self.lr < math.inf, "optim.lr", self.lr, "more than 0, finite")
+        require(0 < self.adamw_lr < math.inf, "optim.adamw_lr", self.adamw_lr, "more than 0, finite")
         require(
             self.schedule in ("wsd", "cosine", "constant"), "optim.schedule", self.schedule, "wsd, cosine or constant"
         )
-        require(self.clip >= 0, "optim.clip", self.clip, "0 or more")
+        require(0 <= self.clip < math.inf, "optim.clip", self.clip, "0 or more, finite")
+        require(0 <= self.weight_decay < math.inf, "optim.weight_decay", self.weight_decay, "0 or more, finite")
+        for name in ("momentum", "beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"optim.{name}", value, "from 0 to below 1")
         for name in ("warmup_share", "decay_share", "final_share"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"optim.{name}", value, "a share from 0 to 1")
@@ -122,13 +131,18 @@ class TrainConfig:
     optim: OptimConfig = section(OptimConfig, "optimizer and schedule")
 
     def __post_init__(self) -> None:
-        require(self.epochs > 0, "epochs", self.epochs, "more than 0")
+        require(0 < self.epochs < math.inf, "epochs", self.epochs, "more than 0, finite")
         require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
-        require(self.eval_every is None or self.eval_every >= 1, "eval_every", self.eval_every, "at least 1 step")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit number")
+        for name in ("eval_every", "checkpoint_every"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1 step")
+        threads = self.cpu_threads
+        require(threads is None or threads >= 1, "cpu_threads", threads, "at least 1 thread")
         require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
-        require(self.stall_s > 0, "stall_s", self.stall_s, "more than 0 seconds")
+        require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
 
 

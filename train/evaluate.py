@@ -20,21 +20,22 @@ from ..store.frozen import read_frozen
 from ..store.reader import StoreReader
 from ..threads import cpu_threads
 from .acceptance import Acceptance, AnswerCycles
-from .checkpoint import find_step, load_drafter
+from .checkpoint import find_best, find_step, load_drafter
 from .config import EvaluateConfig
 from .decode import Decoded, DrafterProposer, Target, decode, decode_plain, first_difference
 from .device import pick_device
 from .drafter import Drafter
 from .evaluate_report import Comparison, EvaluateReport, NamedMismatch
+from .evaluation_file import result_path
 from .facts import RunFacts
 from .order import ALL, HELD_OUT_SPLIT, samples_of
+from .outcome import export_command
 from .plots import plot_run
 from .prompts import Prompt, Prompts, read_lines, recorded_prompts, render_prompts
 from .run import default_row_tokens
 from .slot import RowShape, default_anchors
 from .walk import recorded_samples, walk
 
-EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"
 IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokenizer_sha256")
 CPU_ANCHORS = 64  # blocks of one forward on a CPU; bounds its dense mask and scores
 
@@ -42,8 +43,10 @@ CPU_ANCHORS = 64  # blocks of one forward on a CPU; bounds its dense mask and sc
 def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, str], Target]) -> EvaluateReport:
     """Examines a checkpoint and saves the result as JSON, whole or not at all.
 
+    Without `config.out` that is evaluation.json in RUN, or evaluation-offline.json with `config.offline`.
     `open_target(name, device)` loads a target; it is not called with `config.offline`. Raises
-    UserError for a run, store or target that is missing or does not fit the others.
+    UserError for a run, store or target that is missing or does not fit the others, for prompts of
+    which none is usable, and, before the exam, for an `out` that cannot or must not be written.
     """
     device = pick_device(config.device)
     step = find_step(run_dir, config.checkpoint)
@@ -58,6 +61,7 @@ def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, 
         "drafter_dtype": str(drafter.fc.weight.dtype).removeprefix("torch."),
         "store": config.store or facts.store_path,
     }
+    path = result_path(run_dir, config.out, config.offline)
     if config.offline:
         result = walk_exam(drafter, facts, Path(settings["store"]), config.limit)
     else:
@@ -70,9 +74,8 @@ def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, 
         comparison=comparison,
         settings=settings | own,
         left_out=left_out,
+        next_command=export_command(run_dir, find_best(run_dir) is not None),
     )
-    path = Path(config.out) if config.out else run_dir / (OFFLINE_NAME if config.offline else EVALUATION_NAME)
-    path.parent.mkdir(parents=True, exist_ok=True)
     publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
     return dataclasses.replace(report, saved=tuple(map(str, [path, *plot_run(run_dir, path)])))
 
@@ -111,6 +114,8 @@ def decoded_exam(
 ) -> Result:
     """Every prompt decoded twice by the target: plainly, and with the drafter."""
     lines = read_lines(Path(config.prompts)) if config.prompts else []
+    if config.prompts and not lines:
+        raise no_prompt(config.prompts, "it is empty")
     recorded = None if config.prompts else recorded_exam(Path(settings["store"]), facts, config.limit)
     target = open_target(settings["target"], settings["device"])
     require_same_target(
@@ -120,6 +125,9 @@ def decoded_exam(
         options = facts.store["data"].get("facts", {}).get("template_options", {})
         recorded = render_prompts(lines, target.tokenizer, limit=config.limit, template=options)
     prompts = fitting(recorded, target.facts.max_positions)
+    if config.prompts and not prompts.prompts:
+        name, reason = prompts.left_out[0]
+        raise no_prompt(config.prompts, f"{len(prompts.left_out)} lines were left out, the first is {name}: {reason}")
     acceptance, comparison = Examiner(drafter, target, config).examine(prompts.prompts)
     own = {
         "target_dtype": target.facts.dtype,
@@ -128,6 +136,14 @@ def decoded_exam(
         "taps": "rounded to bfloat16, as the store records them" if config.tap_dtype == "store" else "in float32",
     }
     return acceptance, comparison, prompts.left_out, own
+
+
+def no_prompt(path: str, reason: str) -> UserError:
+    return UserError(
+        f"prompts file {path!r} holds no prompt: {reason}".replace("\n", " "),
+        "JSON objects with 'messages' or 'prompt', one a line",
+        "mend the file, or leave --prompts out to take the store's held-out prompts",
+    )
 
 
 class Examiner:

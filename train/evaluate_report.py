@@ -104,6 +104,7 @@ class EvaluateReport:
     comparison: Comparison | None
     settings: dict[str, Any]
     left_out: list[tuple[str, str]]
+    next_command: str
     saved: tuple[str, ...] = ()
 
     @property
@@ -146,4 +147,4 @@ class EvaluateReport:
             *([] if self.comparison is None else self.comparison.text()),
             *(f"saved      {path}" for path in self.saved),
         ]
-        return "\n".join([*lines, f"next: dflash export {self.run}"])
+        return "\n".join([*lines, f"next: {self.next_command}"])

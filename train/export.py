@@ -21,6 +21,7 @@ from ..store.files import fsync_folder, publish, storage_error, temporary_path
 from ..store.size import human_bytes
 from .checkpoint import find_step, load_drafter
 from .config import ExportConfig
+from .evaluation_file import EVALUATION_NAME, read_evaluation
 from .facts import RunFacts
 from .spec import DrafterSpec
 from .zlab import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, read_zlab, tensor_shapes, zlab_config
@@ -144,11 +145,11 @@ def shown_target(target: Mapping[str, Any]) -> str:
 
 
 def decoded_exam(run_dir: Path, step: int) -> dict[str, Any] | None:
-    """The run's evaluation.json, where it is of this step and of real decoding."""
-    path = run_dir / "evaluation.json"
-    if not path.is_file():
+    """The run's evaluation.json, where it is of this step and of real decoding. Raises UserError when it is broken."""
+    path = run_dir / EVALUATION_NAME
+    if not path.exists():
         return None
-    exam = json.loads(path.read_text(encoding="utf-8"))
+    exam = read_evaluation(path)
     return exam if exam.get("step") == step and exam.get("mode") == "decoded" else None
 
 

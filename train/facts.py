@@ -6,6 +6,7 @@ not part of that. Knows plain facts and one file; no torch.
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,8 @@ from .slot import RowShape
 from .spec import DrafterSpec
 
 FORMAT = 1
-FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME = "run.json", "train.toml", "checkpoints"
+FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME, KERNELS_NAME = "run.json", "train.toml", "checkpoints", "kernels"
+TEMPORARY_NAME = re.compile(r".+\.tmp\.[^.]+\.\d+")
 SHOWN_DIFFERENCES = 3
 HARMLESS = (
     "store",  # the path; the store's identity counts

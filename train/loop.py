@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from .. import UserError
 from ..store.files import FolderLock, publish
 from ..store.frozen import read_frozen
 from ..threads import cpu_threads
@@ -27,7 +28,7 @@ from .optim import MasterOptimizer
 from .order import Place, RowCounts
 from .outcome import REPORT_NAME, outcome_of
 from .plots import plot_run
-from .run import Run, check_run, interval, require_unchanged, write_run
+from .run import Run, check_run, interval, make_folder, require_unchanged, write_run
 from .slot import RowSlot
 from .step import TrainStep
 
@@ -39,15 +40,28 @@ def run_trainer(channel: Channel, config: TrainConfig) -> None:
     run = check_run(config, lambda: pick_device(config.device).type)
     torch.set_num_threads(config.cpu_threads or cpu_threads(run.facts.spec.hidden_size))
     device = pick_device(config.device)
-    run.run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run.run_dir)
     with FolderLock(run.run_dir, wait_s=LOCK_WAIT_S):
         require_unchanged(run)
         if (run.run_dir / REPORT_NAME).exists():
+            require_last_checkpoint(run)
             channel.tell(("finished", {}))
             return
         checkpoint.remove_temporaries(run.run_dir)
         write_run(run)
         Trainer(run, device, channel).train()
+
+
+def require_last_checkpoint(run: Run) -> None:
+    """Raises UserError where a run says that it is finished but has lost what it trained."""
+    steps = checkpoint.list_steps(run.run_dir)
+    if run.facts.steps not in steps:
+        there = f"steps {', '.join(map(str, steps))}" if steps else "none"
+        raise UserError(
+            f"{str(run.run_dir)!r} has {REPORT_NAME}, but its last checkpoint is gone (step {run.facts.steps})",
+            f"the checkpoints that it was finished with; there are: {there}",
+            f"bring them back, or remove {str(run.run_dir / REPORT_NAME)!r} to train the missing steps again",
+        )
 
 
 class Trainer:

@@ -36,6 +36,11 @@ def outcome_of(
     }
 
 
+def export_command(run_dir: Path, has_best: bool) -> str:
+    """The command that exports the run; without a best checkpoint it must name another."""
+    return f"dflash export {shlex.quote(str(run_dir))}{'' if has_best else ' --checkpoint latest'}"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainReport:
     """What `dflash train` says at its end. `start` is 'new', 'resumed' or 'finished' (nothing was done)."""
@@ -51,7 +56,6 @@ class TrainReport:
         lines = [self.headline()]
         if outcome["acceptance_length"] is None:
             lines.append(f"held-out exam: {NOTHING}")
-            checkpoint = " --checkpoint latest"
         else:
             lines.append(
                 f"acceptance length {outcome['acceptance_length']:.3f} at the end, "
@@ -59,12 +63,11 @@ class TrainReport:
                 f"best {outcome['best_acceptance_length']:.3f} at step {outcome['best_step']} "
                 f"(walk over held-out answers, bonus token included, mean over {outcome['num_prompts']} answers)"
             )
-            checkpoint = ""
         lines += [f"plot       {path}" for path in sorted(self.run_dir.glob("*.png"))]
         lines += [
             f"next: dflash evaluate {run} --offline",
             f"      dflash evaluate {run}",
-            f"      dflash export {run}{checkpoint}",
+            f"      {export_command(self.run_dir, outcome['best_step'] is not None)}",
         ]
         return "\n".join(lines)
 

@@ -72,7 +72,7 @@ def render_prompts(
             break
         try:
             found.prompts.append(parse_line(line, name, tokenizer, template))
-        except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError) as error:
             found.left_out.append((name, f"{type(error).__name__}: {error}"))
     return found
 

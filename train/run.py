@@ -13,25 +13,26 @@ import numpy as np
 
 from .. import UserError
 from ..settings import as_dict, as_toml, digest
-from ..store.files import publish
+from ..store.files import publish, storage_error
 from ..store.reader import StoreReader
 from .config import TrainConfig
 from .facts import (
-    CHECKPOINTS_NAME,
     CONFIG_NAME,
     FACTS_NAME,
     HARMLESS,
+    KERNELS_NAME,
+    TEMPORARY_NAME,
     RunFacts,
     read_facts,
     require_same_run,
     require_same_store,
 )
-from .metrics import METRICS_NAME
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, as_ranges, samples_of
 from .slot import TILE, RowShape, default_anchors
 from .spec import make_spec, require_free
 
 ROW_TOKENS = {"cuda": 16384, "cpu": 512}  # fewest tokens of a default row, by device type
+LEFT_OVERS = (".lock", CONFIG_NAME, KERNELS_NAME)  # of a start that ended before run.json was there
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
@@ -125,13 +126,7 @@ def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
     run_dir = Path(config.out)
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
     if old is None:
-        strange = [name for name in (CHECKPOINTS_NAME, METRICS_NAME) if (run_dir / name).exists()]
-        if strange:
-            raise UserError(
-                f"{config.out!r} holds {strange[0]!r} but no {FACTS_NAME}",
-                "a new folder, or the folder of a run",
-                "name another with --out",
-            )
+        require_own(run_dir)
         reader = StoreReader(Path(config.store), partial=config.partial)
         segments = as_ranges(np.unique(reader.samples.segment)) if config.partial else ALL
         facts = resolve_facts(config, reader, segments, device_type())
@@ -143,6 +138,28 @@ def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
     facts = resolve_facts(config, reader, old.segments, old.device_type)
     require_same_run(run_dir, old, facts)
     return Run(config, facts, reader, is_new=False)
+
+
+def require_own(run_dir: Path) -> None:
+    """Raises UserError unless a new run may go there: nothing, or a folder with our own left-overs alone."""
+    expected, advice = "a new or empty folder, or the folder of a run", "name another with --out"
+    try:
+        names = sorted(path.name for path in run_dir.iterdir()) if run_dir.exists() else []
+    except NotADirectoryError as error:
+        raise UserError(f"{str(run_dir)!r} is not a folder", expected, advice) from error
+    except OSError as error:
+        raise storage_error(error, run_dir) from error
+    strange = [name for name in names if name not in LEFT_OVERS and not TEMPORARY_NAME.fullmatch(name)]
+    if strange:
+        raise UserError(f"{str(run_dir)!r} holds {strange[0]!r} but no {FACTS_NAME}", expected, advice)
+
+
+def make_folder(run_dir: Path) -> None:
+    """The folder of the run. Raises UserError where it cannot be made."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(error, run_dir) from error
 
 
 def count_mask_token(reader: StoreReader, facts: RunFacts) -> int:
@@ -168,7 +185,7 @@ def write_run(run: Run) -> None:
 
 
 def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
-    """The config with every default filled in, so that it trains the same run on any machine."""
+    """The config with every default filled in, so that it trains the same run from any folder."""
     spec = facts.spec
     drafter = dataclasses.replace(
         config.drafter,
@@ -182,6 +199,8 @@ def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
     rows = dataclasses.replace(config.rows, row_tokens=facts.row_tokens, anchors=facts.anchors)
     return dataclasses.replace(
         config,
+        store=str(Path(config.store).absolute()),
+        out=str(Path(config.out).absolute()),
         steps=facts.steps,
         dtype=facts.dtype,
         eval_every=interval(config.eval_every, facts.steps),
@@ -193,4 +212,4 @@ def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
 
 def interval(every: int | None, steps: int) -> int:
     """Steps between two exams or checkpoints: as given, else a tenth of the run."""
-    return every or max(1, math.ceil(steps / 10))
+    return every if every is not None else max(1, math.ceil(steps / 10))

@@ -139,12 +139,12 @@ def choose_mask_token(requested: int | None, target: Mapping[str, Any]) -> int:
     """Id of the masked slots: a row of the target's embedding that means nothing else.
 
     Without a request the tokenizer's own mask token, else the first embedding row beyond the tokenizer.
-    Raises UserError for an id outside the embedding or with a meaning of its own (pad, begin, end), and
-    where no unused row exists (dflash-spec 1.5). Whether text holds the id, `require_free` decides.
+    Raises UserError for an id outside the embedding or with a meaning of its own (pad, begin, end, an
+    ordinary token), and where no unused row exists (dflash-spec 1.5). An ordinary token is taken only
+    where the tokenizer leaves nothing else. Whether text holds the id, `require_free` decides.
     """
-    vocab_size, mask_id = target["vocab_size"], target.get("mask_id")
+    vocab_size, mask_id, unused = target["vocab_size"], target.get("mask_id"), target["tokenizer_size"]
     if requested is None:
-        unused = target["tokenizer_size"]
         choice = mask_id if mask_id is not None else unused
         if mask_id is None and unused >= vocab_size:
             raise UserError(
@@ -162,6 +162,9 @@ def choose_mask_token(requested: int | None, target: Mapping[str, Any]) -> int:
         )
     meanings = [("the padding token", [target.get("pad_id")]), ("the begin token", [target.get("bos_id")])]
     meanings.append(("an end token", list(target.get("eos_ids") or ())))
+    if mask_id is not None or unused < vocab_size:
+        special_ids = {mask_id, *(target.get("special_ids") or ())}
+        meanings.append(("an ordinary token", [choice] if choice < unused and choice not in special_ids else []))
     for meaning, ids in meanings:
         if choice in ids:
             raise UserError(

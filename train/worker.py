@@ -10,10 +10,10 @@ from typing import Any
 from ..progress import bar, say
 from ..watch import Channel, Job, run_all
 from .config import TrainConfig
+from .facts import KERNELS_NAME
 from .outcome import TrainReport, read_report
 
 NAME = "trainer"
-KERNELS_NAME = "kernels"
 
 
 def train(config: TrainConfig) -> TrainReport:

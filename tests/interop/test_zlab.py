@@ -58,7 +58,13 @@ def target(target_folder: Path) -> HfTarget:
 
 @pytest.fixture(scope="module")
 def drafter(target: HfTarget) -> Drafter:
-    facts = target.facts.as_plain() | {"special_ids": [], "tokenizer_size": VOCABULARY, "pad_id": 0, "eos_ids": [EOS]}
+    facts = target.facts.as_plain() | {
+        "special_ids": [],
+        "tokenizer_size": VOCABULARY,
+        "pad_id": 0,
+        "eos_ids": [EOS],
+        "mask_id": MASK,
+    }
     made = Drafter(make_spec(DrafterConfig(num_layers=2, block_size=4, mask_token_id=MASK), facts, TAPS))
     made.init_weights(0)
     with torch.no_grad():

@@ -87,7 +87,9 @@ def test_foreign_facts_are_refused_by_name() -> None:
         (None, {"mask_id": 5}, 5),
         (300, {}, 300),
         (5, {"mask_id": 5}, 5),
-        (77, {}, 77),  # whether text holds it is asked later, of the store
+        (77, {"tokenizer_size": 320}, 77),  # nothing else is left; whether text holds it is asked later, of the store
+        (77, {"mask_id": 77}, 77),
+        (262, {}, 262),
         (3, {}, 3),  # a special token that is no pad, begin or end
         (319, {}, 319),
     ],
@@ -105,6 +107,10 @@ def test_mask_token_is_chosen(requested: int | None, changes: dict, expected: in
         (2, {"mask_id": 2}, "mask token 2 is an end token"),
         (None, {"mask_id": 0}, "mask token 0 is the padding token"),
         (320, {}, "mask token 320 lies outside"),
+        (77, {}, "mask token 77 is an ordinary token"),
+        (261, {}, "mask token 261 is an ordinary token"),
+        (77, {"mask_id": 5}, "mask token 77 is an ordinary token"),
+        (77, {"mask_id": 5, "tokenizer_size": 320}, "mask token 77 is an ordinary token"),
         (-1, {}, "mask token -1 lies outside"),
         (None, {"tokenizer_size": 320}, "fills all 320 rows"),
         (None, {"tokenizer_size": 999}, "fills all 320 rows"),

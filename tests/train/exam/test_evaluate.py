@@ -8,8 +8,10 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.settings import resolve
-from dflash_offline.train.config import EvaluateConfig
+from dflash_offline.train.config import EvaluateConfig, ExportConfig
 from dflash_offline.train.evaluate import evaluate
+from dflash_offline.train.export import export
+from dflash_offline.train.prompts import render_prompts
 
 TOKENS = 24
 
@@ -190,6 +192,60 @@ def test_nothing_held_out_is_nothing_to_measure(lab, tiny_run, tmp_path):
         assert exam["num_prompts"] == 0
         assert exam["acceptance_length"] is None
         assert "nothing to measure" in report.text()
+
+
+@pytest.mark.parametrize(
+    "text, said, is_opened",
+    [
+        ("", "it is empty", False),
+        ("\n \n", "it is empty", False),
+        ("{broken\n\n{}\n", r"2 lines were left out, the first is prompts\.jsonl:1: JSONDecodeError", True),
+        (json.dumps({"prompt": "word " * 2000}), r"1 lines were left out, the first is .* the target takes", True),
+        ("[" * 100_000, "RecursionError", True),
+    ],
+    ids=["empty", "blank", "broken", "long", "deep"],
+)
+def test_a_prompts_file_without_a_prompt_is_an_error(tiny_run, tmp_path, text, said, is_opened):
+    path, opened = tmp_path / "prompts.jsonl", []
+    path.write_text(text)
+
+    def open_target(name, device):
+        opened.append(name)
+        return tiny_run.target
+
+    config = EvaluateConfig(prompts=str(path), out=str(tmp_path / "exam.json"), device="cpu")
+    with pytest.raises(UserError, match=said) as caught:
+        evaluate(tiny_run.run_dir, config, open_target)
+    assert len(str(caught.value).splitlines()) == 3
+    assert bool(opened) == is_opened
+    assert not (tmp_path / "exam.json").exists()
+
+
+def test_a_template_that_reaches_for_a_message_that_is_not_there_leaves_the_line_out():
+    class Tokenizer:
+        chat_template = "any"
+
+        def apply_chat_template(self, messages, **options):
+            return messages[1]["content"]
+
+    found = render_prompts([("f:1", '{"prompt": "hi"}')], Tokenizer(), limit=None, template={})
+    assert found.prompts == []
+    assert found.left_out == [("f:1", "IndexError: list index out of range")]
+
+
+def test_no_run_is_not_a_missing_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="no run at"):
+        evaluate(tmp_path / "nope", EvaluateConfig(device="cpu"), lambda name, device: pytest.fail("opened"))
+
+
+def test_without_a_best_checkpoint_the_next_command_names_another(lab, tiny_run, tmp_path):
+    run_dir = tmp_path / "run"
+    drafter = lab.make_run(tiny_run.store, run_dir)
+    lab.checkpoint.save(run_dir, lab.checkpoint.LoopState(step=3, epoch=0, row=0), drafter.state_dict(), {})
+    config = EvaluateConfig(offline=True, limit=1, device="cpu")
+    report = evaluate(run_dir, config, lambda name, device: pytest.fail("opened"))
+    assert report.text().splitlines()[-1] == f"next: dflash export {run_dir} --checkpoint latest"
+    export(run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest"))
 
 
 def test_a_missing_prompts_file_is_seen_before_the_target_is_opened(tiny_run, tmp_path):

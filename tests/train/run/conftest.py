@@ -42,6 +42,7 @@ FACTS = TargetFacts(
     tokenizer_sha256="none",
     template_sha256="none",
     tokenizer_size=60,
+    special_ids=(0, 1, 9, 58),
     pad_id=0,
     eos_ids=(1,),
 )

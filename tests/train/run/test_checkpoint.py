@@ -50,7 +50,7 @@ def test_the_newest_and_the_best_stay(tmp_path):
     assert list_steps(tmp_path) == [15]
 
 
-def test_which_checkpoint(tmp_path):
+def test_which_checkpoint(tmp_path, reference_run):
     for step in (3, 6, 100000000):
         write(tmp_path, step, best=6)
     assert [find_step(tmp_path, which) for which in ("latest", "best", "3")] == [100000000, 6, 3]
@@ -60,6 +60,10 @@ def test_which_checkpoint(tmp_path):
     write(tmp_path, 100000001, best=None)
     with pytest.raises(UserError, match="after an exam with held-out samples"):
         find_step(tmp_path, "best")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run at"):
+        find_step(tmp_path / "empty", "latest")
+    shutil.copy(reference_run / "run.json", tmp_path / "empty")
     with pytest.raises(UserError, match="none yet"):
         find_step(tmp_path / "empty", "latest")
 

@@ -96,6 +96,28 @@ def test_a_finished_run_stays_as_it_is(lab, tiny_store, reference_run):
     assert "is finished (12 steps); nothing was changed" in report.text()
 
 
+def test_a_finished_run_that_lost_its_last_checkpoint_says_so(lab, tiny_store, tmp_path, reference_run):
+    run_dir = shutil.copytree(reference_run, tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints/step-00000012")
+    config = lab.make_config(tiny_store, run_dir)
+    with pytest.raises(UserError, match=r"its last checkpoint is gone \(step 12\)") as caught:
+        train_inside(config)
+    assert len(str(caught.value).splitlines()) == 3
+    (run_dir / "report.json").unlink()  # what the message advises
+    train_inside(config)
+    lab.same_checkpoint(run_dir / "checkpoints/step-00000012", reference_run / "checkpoints/step-00000012")
+
+
+@pytest.mark.parametrize("out", ["f.txt", "f.txt/a", "/proc/no-such-folder"])
+def test_a_folder_that_cannot_be_made_is_refused(lab, tiny_store, tmp_path, out):
+    (tmp_path / "f.txt").write_text("mine\n")
+    with pytest.raises(UserError) as caught:
+        train_inside(lab.make_config(tiny_store, tmp_path / out))
+    assert len(str(caught.value).splitlines()) == 3
+    assert str(tmp_path / out) in caught.value.happened
+    assert (tmp_path / "f.txt").read_text() == "mine\n"
+
+
 def test_a_partial_run_keeps_its_snapshot(lab, tmp_path):
     store = lab.make_store(tmp_path, num_committed=9)
     config = lab.make_config(store, tmp_path / "run", "partial=true", "steps=2")

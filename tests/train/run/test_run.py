@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
@@ -131,6 +132,7 @@ def test_default_rows_hold_the_longest_sample(lab, tmp_path):
 def test_intervals_default_to_a_tenth():
     assert [interval(None, steps) for steps in (0, 1, 10, 11, 1000)] == [1, 1, 1, 2, 100]
     assert interval(7, 1000) == 7
+    assert interval(1, 1000) == 1
 
 
 def test_stores_that_cannot_be_trained_on(lab, tmp_path):
@@ -150,6 +152,8 @@ def test_a_mask_token_that_samples_hold_is_refused(lab, tiny_store, tmp_path):
         check(lab.make_config(tiny_store, tmp_path / "run", "drafter.mask_token_id=9"))
     run = check(lab.make_config(tiny_store, tmp_path / "run", "drafter.mask_token_id=58"))
     assert run.num_holding_mask == 0
+    with pytest.raises(UserError, match="mask token 57 is an ordinary token of the target"):
+        check(lab.make_config(tiny_store, tmp_path / "run", "drafter.mask_token_id=57"))
     assert run.mask_note() == "mask token 58"
 
 
@@ -166,3 +170,40 @@ def test_a_folder_of_something_else_is_refused(lab, tiny_store, tmp_path):
     with pytest.raises(UserError, match=r"holds 'metrics.jsonl' but no run.json"):
         check(lab.make_config(tiny_store, tmp_path))
     assert (tmp_path / "metrics.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["a store", "its samples", "one file", "one folder", "a file"])
+def test_a_new_run_mixes_with_nothing(lab, tiny_store, tmp_path, name):
+    out = {"a store": tiny_store, "its samples": tiny_store.parent / "data", "a file": tmp_path / "f.txt"}.get(
+        name, tmp_path / "out"
+    )
+    if name == "one file":
+        out.mkdir()
+        (out / "notes.txt").write_text("mine\n")
+    elif name == "one folder":
+        (out / "checkpoints").mkdir(parents=True)
+    elif name == "a file":
+        out.write_text("mine\n")
+    before = sorted(out.rglob("*"))
+    with pytest.raises(UserError, match="holds .* but no run.json|is not a folder") as caught:
+        check(lab.make_config(tiny_store, out))
+    assert len(str(caught.value).splitlines()) == 3
+    assert sorted(out.rglob("*")) == before
+
+
+def test_what_a_start_left_behind_is_no_obstacle(lab, tiny_store, tmp_path):
+    (tmp_path / "kernels").mkdir()
+    for name in (".lock", "train.toml", "run.json.tmp.some-host.4711"):
+        (tmp_path / name).write_text("")
+    assert check(lab.make_config(tiny_store, tmp_path)).is_new
+
+
+def test_the_saved_config_works_from_any_folder(lab, tiny_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").symlink_to(tiny_store)
+    (tmp_path / "run").mkdir()
+    write_run(check(lab.make_config(Path("store"), Path("run"))))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    repeated = resolve(TrainConfig, name="train", file=tmp_path / "run" / "train.toml")
+    assert not check(repeated).is_new

@@ -1,0 +1,63 @@
+"""The file of an exam's result: where it may be written, and how it is read back.
+
+Knows names and JSON, not what the numbers mean; no torch.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import UserError
+from ..store.files import NewFile, storage_error
+
+EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # in RUN
+MARKS = ("mode", "definitions")  # keys that every result has
+
+
+def result_path(run_dir: Path, out: str | None, is_offline: bool) -> Path:
+    """Where the result goes: `out`, else a name of its own in RUN. Makes the folder and tries to write there.
+
+    Raises UserError where nothing can be written, for a folder, and for an `out` that is there and
+    holds anything but an earlier result.
+    """
+    path = Path(out) if out else run_dir / (OFFLINE_NAME if is_offline else EVALUATION_NAME)
+    try:
+        if path.is_dir():
+            raise UserError(f"{str(path)!r} is a folder", "a file for the result of the exam", "name a file with --out")
+        if out and path.exists():
+            require_evaluation(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    NewFile(path).abort()
+    return path
+
+
+def require_evaluation(path: Path) -> None:
+    """Raises UserError unless the file may be replaced by a new result."""
+    try:
+        read_evaluation(path)
+    except UserError as error:
+        raise UserError(
+            f"{str(path)!r} is there and is not the result of an evaluation",
+            "a new file, or the result of an earlier evaluation",
+            "name another with --out, or remove it",
+        ) from error
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """The result in a file. Raises UserError where it holds none."""
+    reason = f"the keys {' and '.join(MARKS)} are not there"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (ValueError, RecursionError) as error:
+        found, reason = None, f"{type(error).__name__}: {error}".replace("\n", " ")
+    except OSError as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read: {error}", "a readable file", "check the disk and rights"
+        ) from error
+    if not isinstance(found, dict) or not all(mark in found for mark in MARKS):
+        raise UserError(
+            f"{str(path)!r} is broken: {reason}", "the result of `dflash evaluate`", "remove it, or evaluate again"
+        )
+    return found
