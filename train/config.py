@@ -131,7 +131,7 @@ class TrainConfig:
     optim: OptimConfig = section(OptimConfig, "optimizer and schedule")
 
     def __post_init__(self) -> None:
-        require(0 < self.epochs < math.inf, "epochs", self.epochs, "more than 0, finite")
+        require(0 < self.epochs <= 1e6, "epochs", self.epochs, "more than 0, at most a million")
         require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit number")
         for name in ("eval_every", "checkpoint_every"):
