@@ -5,6 +5,7 @@ Makes a random target of Qwen3 shape, samples of random ids, and records one sto
 """
 
 import argparse
+import json
 import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -96,7 +97,8 @@ def lay_out(config: ExtractConfig, target: HfTarget, samples: SampleTable, devic
     return found
 
 
-def measure(how: str, config: ExtractConfig, target: HfTarget, samples: SampleTable, device: str) -> None:
+def measure(how: str, config: ExtractConfig, target: HfTarget, samples: SampleTable, device: str) -> float:
+    """Recorded positions a second, until everything is committed."""
     found = lay_out(config, target, samples, device)
     dealer = Dealer(found, set())
     ours, theirs = Pipe()
@@ -125,6 +127,7 @@ def measure(how: str, config: ExtractConfig, target: HfTarget, samples: SampleTa
         f"recorded in {recorded_s:.2f} s, all in {wall_s:.2f} s",
         flush=True,
     )
+    return positions / wall_s
 
 
 def drain(connection: Any) -> None:
@@ -148,8 +151,14 @@ def main() -> None:
     samples = make_samples(args.dir / "data", args.samples)
     target = load_target(str(args.dir / "target"), device=args.device)
     config = ExtractConfig(store=str(args.dir / "store"), token_budget=args.token_budget)
-    for how in ("nothing written", "by the worker", "by its writer"):
-        measure(how, config, target, samples, args.device)
+    rates = {
+        how: measure(how, config, target, samples, args.device)
+        for how in ("nothing written", "by the worker", "by its writer")
+    }
+    rows = [{"name": f"rate {how}", "value": round(rate), "unit": "positions/s"} for how, rate in rates.items()]
+    share = rates["by its writer"] / rates["nothing written"]
+    rows.append({"name": "rate by its writer over nothing written", "value": round(share, 3), "unit": "ratio"})
+    print(json.dumps({"bench": "extract_speed", "rows": rows}))
 
 
 if __name__ == "__main__":
