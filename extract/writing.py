@@ -1,8 +1,8 @@
 """The writer beside each worker: a process of its own that puts recorded states on the disk.
 
-Checksums, writes and syncs take about as long as a fast GPU's forward: on an H200 (2026-11-29,
-torch 2.11, 18 layers of H = 4096, 41 kB a position; tests/bench/extract_speed.py) a worker that
-wrote by itself recorded 10.9k positions/s, with its writer 23.4k, with nothing written 22.6k; a
+Checksums, writes and syncs take longer than a fast GPU's forward: on an H200 (2026-11-30, torch
+2.11, 18 layers of H = 4096, 41 kB a position; docs/benchmarks/extract_speed.json) a worker that
+wrote by itself recorded 11.0k positions/s, with its writer 22.4k, with nothing written 27.5k; a
 page-locked ring made no difference. A thread would slow the worker's launches (design, section 6).
 Batches are written in the order they come, so the bytes are those of a worker that writes itself.
 """

@@ -1,5 +1,6 @@
 """What the documentation says exists: commands, options, files, links."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_the_fields_named_after_set_are_there() -> None:
                     assert part in config.__dataclass_fields__, f"{page.name}: {path}"  # type: ignore[attr-defined]
                     if is_section(config, part):
                         config = config.__dataclass_fields__[part].default_factory  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "benchmarks").glob("*.json")), ids=lambda p: p.name)
+def test_a_kept_benchmark_says_how_it_was_measured(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert result["bench"] == path.stem
+    assert (ROOT / "tests" / "bench" / f"{path.stem}.py").is_file()
+    assert {"device", "versions", "command", "commit", "date"} <= set(result)
+    assert all(set(row) == {"name", "value", "unit"} for row in result["rows"])
 
 
 def test_every_metric_is_defined_in_the_training_page() -> None:
