@@ -1,5 +1,6 @@
 """The settings of `prepare`, `plan` and `extract`. Light: imports nothing heavy."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,12 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         require(self.responses in ("given", "target"), "responses", self.responses, "'given' or 'target'")
+        require(
+            re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None,
+            "device",
+            self.device,
+            "auto, cpu, cuda or cuda:N",
+        )
         require(self.max_length >= 2, "max_length", self.max_length, "at least 2 tokens")
         require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
         require(0 <= self.held_out < 1, "held_out", self.held_out, "a share from 0 to below 1")
