@@ -6,7 +6,6 @@ Lines are told apart by their place in their file, never by an id.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,12 +33,10 @@ PROMPTS_AT_ONCE = 4096
 def chosen_device(device: str) -> str:
     """'auto' is the first GPU where there is one, else the CPU.
 
-    Raises UserError for text that names no device, and for a GPU that is not there.
+    `device` names one (PrepareConfig sees to that); raises UserError for a GPU that is not there.
     """
     if device == "cpu":
         return device
-    if device != "auto" and not re.fullmatch(r"cuda(:\d+)?", device):
-        raise UserError(f"device = {device!r} is no device", "auto, cpu, cuda or cuda:N", "correct --device")
     available = num_cuda_devices()
     if device == "auto":
         return "cuda" if available else "cpu"

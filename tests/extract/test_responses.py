@@ -95,9 +95,9 @@ def test_given_answers_are_replaced_and_bad_prompts_left_out(tmp_path: Path, wri
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:99", "0"])
 def test_a_device_that_is_not_there(tmp_path: Path, write_lines: Any, device: str) -> None:
-    config = PrepareConfig(target="tiny", responses="target", out=str(tmp_path / "data"), device=device)
+    lines = [write_lines(tmp_path / "in.jsonl", [{"prompt": "q"}])]
     with pytest.raises(UserError, match=f"device = '{device}'") as caught:
-        prepare(config, [write_lines(tmp_path / "in.jsonl", [{"prompt": "q"}])])
+        prepare(PrepareConfig(target="tiny", responses="target", out=str(tmp_path / "data"), device=device), lines)
     assert len(str(caught.value).splitlines()) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
