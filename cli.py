@@ -107,10 +107,14 @@ def evaluate() -> click.Command:
     def run(folder: str, **given: Any) -> None:
         from .train.evaluate import evaluate
 
-        def open_target(name: str, device: str) -> Any:
+        def open_target(name: str, device: str, dtype: str) -> Any:
             from .extract.targets.hf import load_target
+            from .progress import say
 
-            return load_target(name, device=device)
+            target = load_target(name, device=device, dtype=dtype)
+            if target.kernel_note:
+                say(target.kernel_note)
+            return target
 
         click.echo(evaluate(Path(folder), resolved(EvaluateConfig, "evaluate", given), open_target).text())
 

@@ -20,6 +20,7 @@ from .settings import require, setting
 SMOLLM2_MASK = 16  # <empty_output>: its tokenizer has no mask token and fills the embedding; no chat holds this one
 SETTINGS: dict[str, dict[str, int]] = {
     "tiny": {"prompts": 2048, "exam": 64, "layers": 2, "block": 8, "steps": 700, "tokens": 192},
+    "tiny-hybrid": {"prompts": 2048, "exam": 64, "layers": 2, "block": 8, "steps": 700, "tokens": 192},
     "smollm2": {"prompts": 192, "exam": 12, "layers": 2, "block": 8, "steps": 300, "tokens": 64},
 }
 
@@ -30,7 +31,10 @@ class DemoConfig:
 
     out: str = setting("./demo", "folder for everything the demo makes", flag="--out")
     target: str = setting(
-        "tiny", "tiny (packaged, 1.1 M parameters) or smollm2 (a real chat model, extra 'gguf')", flag="--target"
+        "tiny",
+        "tiny or tiny-hybrid (packaged, 1.1 and 1.6 M parameters, the second with Gated DeltaNet) or smollm2 "
+        "(a real chat model, extra 'gguf')",
+        flag="--target",
     )
     prompts: int | None = setting(None, "prompts to train on, count; default: 2048, 192 for smollm2", flag="--prompts")
     exam: int | None = setting(
@@ -103,7 +107,8 @@ def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
         ["inspect", store],
         ["train", "--store", store, "--out", drafter, "--layers", layers, "--block-size", block]
         + (["--mask-token", str(SMOLLM2_MASK)] if config.target == "smollm2" else [])
-        + ["--steps", steps, "--set", "rows.rows_per_step=2", "--seed", str(config.seed)],
+        + ["--steps", steps, "--set", "rows.row_tokens=512", "--set", "rows.rows_per_step=2"]
+        + ["--seed", str(config.seed)],
         ["inspect", drafter],
         ["evaluate", drafter, "--offline"],
         ["evaluate", drafter, "--prompts", str(out / "exam.jsonl"), "--max-new-tokens", tokens],

@@ -15,7 +15,7 @@ from typing import TextIO
 import numpy as np
 
 from .. import UserError
-from ..progress import bar
+from ..progress import bar, say
 from ..store.samples import SampleWriter, eligible_anchors
 from ..threads import cpu_threads
 from .chat import ChatRenderer, Sample
@@ -120,6 +120,8 @@ class Collector:
 
         target = load_target(self.config.target, device=chosen_device(self.config.device), dtype=self.config.dtype)
         torch.set_num_threads(cpu_threads(target.facts.hidden_size))
+        if target.kernel_note:
+            say(target.kernel_note)
         understood = self.understood(lines)
         with bar("answer", " prompts", total=0) as shown:
             while window := list(islice(understood, PROMPTS_AT_ONCE)):

@@ -73,6 +73,11 @@ class ExtractConfig:
         None, "like 0-5, 0,2 or cpu; default: the first six GPUs, all on a smaller machine, else cpu", flag="--devices"
     )
     token_budget: int = setting(8192, "padded tokens of one forward, count", flag="--token-budget")
+    slow_kernels: bool = setting(
+        False,
+        "record a hybrid target on CUDA although its recurrent layers run in plain torch",
+        flag="--slow-kernels/--no-slow-kernels",
+    )
     space_check: bool = setting(
         True, "refuse to start when the disk is too small for the plan", flag="--space-check/--no-space-check"
     )

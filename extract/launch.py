@@ -32,7 +32,7 @@ from .config import ExtractConfig
 from .plan import Plan, make_groups
 from .summary import ExtractReport, PlanSummary
 from .survey import Survey, needed_bytes, survey
-from .worker import Group, Order, Recorded, WantsFrozenWork, WantsGroup, work
+from .worker import Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
 from .writing import Committed
 
 
@@ -139,6 +139,7 @@ class Dealer:
         self.groups = [group for group in self.groups if group.wanted]
         self.is_frozen_wanted = not (found.store_dir / CONFIG_PATH).exists()
         self.num_committed = len(kept)
+        self.notes: set[str] = set()
         self.workers = found.workers[: max(len(self.groups), int(self.is_frozen_wanted))]
 
     def run(self) -> None:
@@ -167,6 +168,7 @@ class Dealer:
             device=device,
             token_budget=config.token_budget,
             cpu_threads=config.cpu_threads,
+            slow_kernels=config.slow_kernels,
             stall_s=config.stall_s,
         )
 
@@ -177,7 +179,10 @@ class Dealer:
         if isinstance(message, WantsFrozenWork):
             is_wanted, self.is_frozen_wanted = self.is_frozen_wanted, False
             return is_wanted
-        if isinstance(message, Recorded):
+        if isinstance(message, Note) and message.text not in self.notes:
+            self.notes.add(message.text)
+            say(message.text)
+        elif isinstance(message, Recorded):
             self.bar.update(message.num_positions)
         elif isinstance(message, Committed):
             self.num_committed += 1

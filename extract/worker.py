@@ -32,7 +32,15 @@ class Order:
     device: str
     token_budget: int
     cpu_threads: int
+    slow_kernels: bool
     stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Told once the target is loaded: a line for the user; the same one from all workers is shown once."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,10 @@ def work(channel: Channel, order: Order) -> None:
         torch.cuda.set_device(order.device)
     target = load_target(manifest.target["name"], device=order.device, dtype=manifest.target["dtype"])
     require_same_target(manifest, target.facts.as_plain())
+    if not order.slow_kernels:
+        target.require_fast_kernels()
+    if target.kernel_note:
+        channel.tell(Note(target.kernel_note))
     if channel.ask(WantsFrozenWork(), order.stall_s):
         from ..store.frozen import write_frozen
 

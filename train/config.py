@@ -165,6 +165,7 @@ class EvaluateConfig:
     checkpoint: str = setting("latest", "latest, best, or a step number", flag="--checkpoint")
     max_new_tokens: int = setting(512, "longest answer, tokens", flag="--max-new-tokens")
     limit: int | None = setting(None, "most prompts, count", flag="--limit")
+    dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
     tap_dtype: str = setting(
         "store",
         "how taps reach the drafter: 'store' (rounded to bfloat16 as recorded) or 'float32'",
@@ -179,6 +180,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require(self.tap_dtype in ("store", "float32"), "tap_dtype", self.tap_dtype, "'store' or 'float32'")
+        require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
         require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 prompt")
 

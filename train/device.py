@@ -29,25 +29,18 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
 
 
-class CompileGuard:
-    """On CUDA, makes a recompile an error for every kind of work that has run once.
+@contextmanager
+def compiled_once(device: torch.device) -> Iterator[None]:
+    """On CUDA, makes compiling a function a second time an error (torch's RecompileError) while the block runs.
 
-    Two kinds (a training step, an exam) may each compile when they first run.
+    Training rows and exams share one compiled frame, see `TrainStep.infer`; so nothing is ever compiled after
+    the first row, and torch's limit of compiled versions, behind which flex attention runs dense, is out of reach.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.is_on = device.type == "cuda"
-        self.warm: set[str] = set()
-
-    @contextmanager
-    def __call__(self, kind: str) -> Iterator[None]:
-        """Guards one piece of work."""
-        if not self.is_on:
-            yield
-            return
-        with torch._dynamo.config.patch(error_on_recompile=kind in self.warm, fail_on_recompile_limit_hit=True):
-            yield
-        self.warm.add(kind)
+    if device.type != "cuda":
+        yield
+        return
+    with torch._dynamo.config.patch(error_on_recompile=True, fail_on_recompile_limit_hit=True):
+        yield
 
 
 @contextmanager

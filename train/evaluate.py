@@ -40,11 +40,11 @@ IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokeni
 CPU_ANCHORS = 64  # blocks of one forward on a CPU; bounds its dense mask and scores
 
 
-def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, str], Target]) -> EvaluateReport:
+def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, str, str], Target]) -> EvaluateReport:
     """Examines a checkpoint and saves the result as JSON, whole or not at all.
 
     Without `config.out` that is evaluation.json in RUN, or evaluation-offline.json with `config.offline`.
-    `open_target(name, device)` loads a target; it is not called with `config.offline`. Raises
+    `open_target(name, device, dtype)` loads a target; it is not called with `config.offline`. Raises
     UserError for a run, store or target that is missing or does not fit the others, for prompts of
     which none is usable, and, before the exam, for an `out` that cannot or must not be written.
     """
@@ -110,14 +110,14 @@ def decoded_exam(
     facts: RunFacts,
     config: EvaluateConfig,
     settings: Mapping[str, Any],
-    open_target: Callable[[str, str], Target],
+    open_target: Callable[[str, str, str], Target],
 ) -> Result:
     """Every prompt decoded twice by the target: plainly, and with the drafter."""
     lines = read_lines(Path(config.prompts)) if config.prompts else []
     if config.prompts and not lines:
         raise no_prompt(config.prompts, "it is empty")
     recorded = None if config.prompts else recorded_exam(Path(settings["store"]), facts, config.limit)
-    target = open_target(settings["target"], settings["device"])
+    target = open_target(settings["target"], settings["device"], config.dtype)
     require_same_target(
         facts, {name: getattr(target.facts, name) for name in IDENTITY}, f"target {target.facts.name!r}"
     )

@@ -24,7 +24,7 @@ def examine(run: Run, step: TrainStep, beat: Callable[[], None]) -> dict[str, An
 
     def forward(*inputs: Any) -> torch.Tensor:
         beat()
-        return step.forward(*inputs)
+        return step.infer(*inputs)
 
     numbers = run.samples(HELD_OUT_SPLIT)[: run.facts.eval_samples]
     samples = recorded_samples(run.reader, numbers, run.facts.spec.tap_layers)

@@ -19,7 +19,7 @@ from . import checkpoint
 from .batch import RowBatch
 from .checkpoint import LoopState
 from .config import TrainConfig
-from .device import CompileGuard, copy_mark, pick_device, pinned
+from .device import compiled_once, copy_mark, pick_device, pinned
 from .drafter import Drafter
 from .exam import examine
 from .loader import Loader, LoaderPlan
@@ -78,7 +78,6 @@ class Trainer:
         self.step = TrainStep(self.drafter, frozen.embedding, frozen.head, facts.shape, self.config.loss)
         self.optimizer = MasterOptimizer(self.drafter.named_parameters(), self.config.optim, facts.steps)
         self.batch = RowBatch(facts.spec, facts.shape, device, dtype)
-        self.guard = CompileGuard(device)
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
         self.state = LoopState(step=0, epoch=0, row=0)
@@ -92,6 +91,7 @@ class Trainer:
             MetricsFile(self.run.run_dir / METRICS_NAME, self.state.step if is_resumed else -1) as self.metrics,
             self.open_loader() as self.loader,
             pinned(self.loader.memory, self.device),
+            compiled_once(self.device),
         ):
             if not is_resumed:
                 self.examine()
@@ -143,15 +143,14 @@ class Trainer:
         started, waited_s = time.monotonic(), self.loader.wait_s
         self.step.reset()
         counts: list[RowCounts] = []
-        with self.guard("update"):
-            for _ in range(self.facts.rows_per_step):
-                self.channel.beat()
-                with self.loader.row() as row:
-                    self.batch.load(row.arrays)
-                    wait_for_copy = copy_mark(self.device)
-                    self.step.accumulate(self.batch)
-                    wait_for_copy()  # the loader may write the slot again
-                counts.append(row.counts)
+        for _ in range(self.facts.rows_per_step):
+            self.channel.beat()
+            with self.loader.row() as row:
+                self.batch.load(row.arrays)
+                wait_for_copy = copy_mark(self.device)
+                self.step.accumulate(self.batch)
+                wait_for_copy()  # the loader may write the slot again
+            counts.append(row.counts)
         update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
         epoch, next_row = self.loader.next
         self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
@@ -178,8 +177,7 @@ class Trainer:
 
     def examine(self) -> None:
         """The exam of the present weights; the best so far is remembered with its step."""
-        with self.guard("exam"):
-            numbers = examine(self.run, self.step, self.channel.beat)
+        numbers = examine(self.run, self.step, self.channel.beat)
         step, value = self.state.step, numbers["acceptance_length"]
         self.state = replace(self.state, acceptance_length=value)
         best = self.state.best_acceptance_length

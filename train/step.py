@@ -4,6 +4,8 @@ Nothing is normalised here: gradients and numbers are sums over rows (and, after
 divided once by whoever has them all, so a step does not depend on how its rows were dealt.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -111,11 +113,6 @@ class TrainStep:
                 parameter.grad = None
         self.sums.add(result, batch.valid)
 
-    @torch.no_grad()
-    def measure(self, batch: RowBatch, sums: StepSums) -> None:
-        """Adds one row's numbers to `sums`, without gradients."""
-        sums.add(self.loss(batch), batch.valid)
-
     def loss(self, batch: RowBatch) -> BlockLoss:
         """Forward and loss of one row."""
         hidden = self.forward(
@@ -129,6 +126,15 @@ class TrainStep:
             chunk_blocks=self.config.chunk_blocks,
             dpace_alpha=self.config.dpace_alpha if self.config.weights == "dpace" else None,
         )
+
+    def infer(self, *inputs: Any) -> Tensor:
+        """The drafter's forward for an exam, without gradients: [Q, H].
+
+        On CUDA it runs the frame that training compiled. Grad mode is part of a frame's key, so gradients are on
+        there and cut off at once; a second frame would take another minute to compile.
+        """
+        with torch.set_grad_enabled(self.forward is not self.drafter):
+            return self.forward(*inputs).detach()
 
     def block_embeds(self, batch: RowBatch) -> Tensor:
         """Scaled embeddings [Q, H] of the block's tokens."""

@@ -4,9 +4,7 @@ Knows the layout that causal language models of transformers share (a decoder wi
 and `norm`, an embedding, a head). Knows nothing of stores, samples or drafters.
 """
 
-import importlib.util
 import pickle
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ from .facts import (
     tokenizer_of,
 )
 from .frozen_parts import frozen_parts
+from .kernels import hide_gpu_kernels, kernel_note, listen, needed_fallbacks
 from .session import Session, greedy_answers
 from .source import locate
 
@@ -47,20 +46,6 @@ def resolve_name(name: str) -> Path:
     return locate(name, weights=True).folder
 
 
-def hide_gpu_kernels() -> None:
-    """Hides fla and causal_conv1d from transformers where CUDA is absent.
-
-    transformers 5.24 takes any importable fla for Gated DeltaNet and then dies on CPU tensors
-    ("0 active drivers"), see `use_kernel_func_from_hub_with_fallback`; delete this when it asks
-    for the device. Must run before a modelling file of transformers is imported.
-    """
-    if torch.cuda.is_available():
-        return
-    for name in ("fla", "causal_conv1d"):
-        if name not in sys.modules and importlib.util.find_spec(name) is not None:
-            sys.modules[name] = None  # type: ignore[assignment]
-
-
 def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTarget":
     """Loads the weights onto one device, frozen and in eval mode.
 
@@ -68,6 +53,7 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
     be random), and for a decoder whose layers cannot be found.
     """
     hide_gpu_kernels()
+    listen()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -107,7 +93,10 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
             "every parameter of the model in the tensor files (a tied head may be absent)",
             "check tie_word_embeddings in config.json, or copy the missing files",
         )
-    return HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
+    target = HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
+    if facts.is_recurrent:
+        target.try_kernels()
+    return target
 
 
 class HfTarget:
@@ -120,6 +109,26 @@ class HfTarget:
         self.device = torch.device(device)
         self.dtype = getattr(torch, facts.dtype)
         self.decoder = find_decoder(model, facts)
+        self.kernel_note: str | None = None
+        """What the recurrent layers run on, in one line; None for a target without any."""
+
+    def try_kernels(self) -> None:
+        """Runs each kernel of the recurrent layers once: two tokens, then one that reads their cache."""
+        session = self.open((0,))
+        session.forward(torch.zeros(2, dtype=torch.long))
+        session.forward(torch.zeros(1, dtype=torch.long))
+        self.kernel_note = kernel_note(self.facts.name)
+
+    def require_fast_kernels(self) -> None:
+        """Raises UserError where recurrent layers run in plain torch on CUDA, which no user means to do for days."""
+        slow = needed_fallbacks() if self.facts.is_recurrent and self.device.type == "cuda" else {}
+        if slow:
+            raise UserError(
+                f"target {self.facts.name!r} runs {', '.join(sorted(slow))} in plain torch on {self.device}: "
+                f"{', '.join(sorted(set(slow.values())))} is not installed or cannot be imported",
+                "the fast kernels of its recurrent layers (docs/benchmarks.md has the difference)",
+                "pip install 'dflash-offline[gpu]', or give --slow-kernels to record slowly",
+            )
 
     @torch.no_grad()
     def record(
@@ -129,29 +138,14 @@ class HfTarget:
 
         `ids` [N, S] long is padded on the right, `lengths` [N] counts the real tokens; what the
         result holds from position lengths[i] on is undefined. No attention mask is needed: a
-        causal layer at a real position sees no padding. A recurrent target runs one sample a
-        forward, without padding. Layers after the deepest tap and the head run only with `last`.
+        causal layer at a real position sees no padding, and neither does a recurrent one, which
+        reads from left to right. Layers after the deepest tap and the head run only with `last`.
         """
         check_taps(tap_layers, self.facts.num_layers)
         ids = ids.to(self.device)
-        num_samples, width = ids.shape
-        shape = (num_samples, width, self.facts.hidden_size)
+        shape = (*ids.shape, self.facts.hidden_size)
         taps = torch.zeros((len(tap_layers), *shape), dtype=self.dtype, device=self.device)  # [Lt, N, S, H]
         final = torch.zeros(shape, dtype=self.dtype, device=self.device) if last else None  # [N, S, H]
-        if not self.facts.is_recurrent:
-            self._record_into(ids, tap_layers, taps, final)
-            return taps, final
-        for row, length in enumerate(lengths.tolist()):
-            part = slice(row, row + 1), slice(0, length)
-            self._record_into(
-                ids[part], tap_layers, taps[:, part[0], part[1]], final[part] if final is not None else None
-            )
-        return taps, final
-
-    def _record_into(
-        self, ids: torch.Tensor, tap_layers: Sequence[int], taps: torch.Tensor, final: torch.Tensor | None
-    ) -> None:
-        """One forward of ids [n, s]; the hooks copy into views taps [Lt, n, s, H], final [n, s, H]."""
         places = {layer: taps[index] for index, layer in enumerate(tap_layers)}
         depth = max(tap_layers) + 1
         if final is not None:
@@ -159,6 +153,7 @@ class HfTarget:
             places[depth - 1] = final
         with copied_outputs(self.decoder, places), first_layers(self.decoder, depth):
             self.decoder(input_ids=ids, use_cache=False)
+        return taps, final
 
     @torch.no_grad()
     def frozen(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -170,7 +165,7 @@ class HfTarget:
         return frozen_parts(self.model, self.decoder, self.facts), self.facts.as_plain()
 
     def open(self, tap_layers: Sequence[int]) -> Session:
-        """A decoding session of batch 1. Raises UserError for a recurrent target."""
+        """A decoding session of batch 1."""
         check_taps(tap_layers, self.facts.num_layers)
         return Session(self, tuple(tap_layers))
 

@@ -1,25 +1,27 @@
-"""Makes the tiny dense target: a byte-level tokenizer and a Qwen3 model of about 1 M parameters.
+"""Makes the tiny targets: a byte-level tokenizer and a dense or hybrid model of 1.1 to 1.4 M parameters.
 
-Run `python -m dflash_offline.extract.targets.make_tiny --out DIR`. It trains on the corpus
-of `tasks.py` (answers only), scores held-out prompts, and writes an ordinary transformers
-folder with bf16 weights. The committed folder `tiny-qwen3` is what this script wrote; its
-README holds the figures. The seed fixes data, weights and order; the last digits of the
-weights still depend on the machine's float order.
+Run `python -m dflash_offline.extract.targets.make_tiny --out DIR`, with `--kind hybrid` for the
+one with Gated DeltaNet. It trains on the corpus of `tasks.py` (answers only), scores held-out
+prompts, and writes an ordinary transformers folder with bf16 weights. The committed folders
+`tiny-qwen3` and `tiny-qwen3.5` are what this script wrote; their READMEs hold the figures. The
+seed fixes data, weights and order; the last digits of the weights still depend on the machine's
+float order.
 """
 
 import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
+from .kernels import hide_gpu_kernels
 from .tasks import Task, distinct_tasks, tasks
 
 SPECIALS = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>"]
@@ -70,25 +72,47 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(seed: int) -> Qwen3ForCausalLM:
-    """The untrained network; six layers, so that five taps fit below the last one."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=None,
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": MAX_LENGTH,
+    "tie_word_embeddings": True,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "bos_token_id": None,
+}
+
+
+def make_dense() -> Any:
+    """An untrained Qwen3 network; six layers, so that five taps fit below the last one."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, num_hidden_layers=6, rope_parameters=rope))
+
+
+def make_hybrid() -> Any:
+    """An untrained Qwen3.5 network; eight layers, every fourth of full attention as in the family."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
+    config = Qwen3_5TextConfig(
+        **SHAPE,
+        num_hidden_layers=8,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        rope_parameters=rope,
     )
-    return Qwen3ForCausalLM(config)
+    return Qwen3_5ForCausalLM(config)
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense, "hybrid": make_hybrid}
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, task: Task) -> tuple[list[int], int]:
@@ -117,7 +141,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
             yield ids, labels
 
 
-def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+def optimizers(model: Any) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -127,7 +151,7 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
+def train(model: Any, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
     """Trains in place: warm-up 20 steps, flat to 40 %, linear to zero."""
     opts, source, started = optimizers(model), batches(tokenizer, seed), time.process_time()
     base = [opt.param_groups[0]["lr"] for opt in opts]
@@ -135,8 +159,8 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         scale = min(1.0, (step + 1) / 20, (steps - step) / (0.6 * steps))
         for opt, lr in zip(opts, base):
             opt.param_groups[0]["lr"] = lr * scale
-        ids, labels = next(source)
-        logits = model(ids).logits[:, :-1]
+        ids, labels = (part.to(model.device) for part in next(source))
+        logits = model(ids, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
         for opt in opts:
@@ -149,27 +173,33 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
 
 @torch.no_grad()
 def exact_answers(model: Any, tokenizer: PreTrainedTokenizerFast, exam: list[Task]) -> dict[str, list[bool]]:
-    """Greedy answers compared with the right ones, by kind of task."""
+    """Whether each greedy answer is the right one, by kind of task.
+
+    Greedy decoding writes the right answer exactly where each of its tokens is the likeliest one
+    after the right text before it, so one forward decides.
+    """
     result: dict[str, list[bool]] = {}
     for task in exam:
         ids, start = encode(tokenizer, task)
-        prompt = torch.tensor([ids[:start]])
-        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=160, do_sample=False)
-        answer = tokenizer.decode(out[0, start:], skip_special_tokens=True)
-        result.setdefault(task.kind, []).append(answer == task.answer)
+        chosen = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0].argmax(-1).tolist()
+        result.setdefault(task.kind, []).append(chosen[start - 1 : -1] == ids[start:])
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="dense")
     parser.add_argument("--steps", type=int, default=4200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exam", type=int, default=256, help="held-out prompts to score")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    hide_gpu_kernels()
     tokenizer = make_tokenizer(args.seed)
-    model = make_model(args.seed)
+    torch.manual_seed(args.seed)
+    model = KINDS[args.kind]().to(args.device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, tokenizer, args.steps, args.seed)
     rounded: Any = model.bfloat16()

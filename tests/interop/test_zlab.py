@@ -1,4 +1,4 @@
-"""z-lab's own classes load our export and do with it what we do."""
+"""z-lab's own classes load our export and do with it what we do, and we load what they save."""
 
 import json
 import subprocess
@@ -13,14 +13,60 @@ from dflash_offline.train.config import DrafterConfig
 from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export import write_zlab
-from dflash_offline.train.spec import make_spec
-from dflash_offline.train.zlab import num_parameters
+from dflash_offline.train.spec import DrafterSpec, make_spec
+from dflash_offline.train.zlab import num_parameters, read_zlab
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.slow
 TAPS = (0, 2)
 VOCABULARY, EOS, MASK = 12, 1, 2
 MAX_NEW_TOKENS = 40
+
+# A drafter that their class builds from these settings alone, and what we must read from what it saves.
+THEIR_CONFIG = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    "num_target_layers": 6,
+    "block_size": 4,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 4, 3]},
+}
+THEIR_SPEC = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_layers": 2,
+    "num_heads": 6,
+    "num_kv_heads": 3,
+    "head_dim": 8,
+    "num_taps": 3,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "block_size": 4,
+    "mask_token_id": MASK,
+    "tap_layers": (1, 4, 3),
+    "num_target_layers": 6,
+    "max_positions": 256,
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+BUILT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "full": ({}, {}),
+    "full-causal": ({"is_causal": True}, {"is_causal": True}),
+    "sliding": (WINDOW | {"is_causal": False}, {"window": 5}),
+    "sliding-causal": (WINDOW, {"window": 5, "is_causal": True}),  # causal without the key, by their rule
+    "quirks": (
+        {"dflash_config": THEIR_CONFIG["dflash_config"] | {"input_embedding_scale": 5.5, "output_multiplier": 0.5}},
+        {"embedding_scale": 5.5, "output_multiplier": 0.5},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,26 +131,38 @@ def cases() -> dict[str, Any]:
         "stop_ids": [EOS],
         "taps": taps,
         "block_ids": [5, MASK, MASK, MASK],
+        "built": {name: build_case(rng, changes, seed) for seed, (name, (changes, _)) in enumerate(BUILT.items(), 11)},
     }
 
 
+def build_case(rng: np.random.Generator, changes: dict[str, Any], seed: int) -> dict[str, Any]:
+    """One drafter for their class to build, with 11 positions of context and a block to run it on."""
+    taps, block = rng.standard_normal((11, 3 * 24)).round(3), rng.standard_normal((4, 24)).round(3)
+    return {"config": THEIR_CONFIG | changes, "seed": seed, "taps": taps.tolist(), "block": block.tolist()}
+
+
 @pytest.fixture(scope="module")
-def theirs(
+def exchange(
     zlab_python: Path,
     target: HfTarget,
     target_folder: Path,
     drafter: Drafter,
     cases: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
+) -> Path:
+    """The folder that both sides have written to, see zlab_side.py."""
     folder = tmp_path_factory.mktemp("exchange")
     write_zlab(folder / "export", drafter.spec, drafter.state_dict(), target.facts.as_plain(), "card")
     (folder / "cases.json").write_text(json.dumps(cases))
-    script = Path(__file__).with_name("zlab_side.py")
-    command = [zlab_python, script, folder / "export", target_folder, folder / "cases.json", folder / "result.json"]
+    command = [zlab_python, Path(__file__).with_name("zlab_side.py"), target_folder, folder]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "result.json").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(exchange: Path) -> dict[str, Any]:
+    return json.loads((exchange / "result.json").read_text())
 
 
 def test_the_export_loads_without_missing_or_unexpected_keys(theirs: dict[str, Any], drafter: Drafter) -> None:
@@ -115,15 +173,43 @@ def test_the_export_loads_without_missing_or_unexpected_keys(theirs: dict[str, A
     assert theirs["mask_token_id"] == MASK
 
 
+def block_output(drafter: Drafter, taps: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """Our output [B, H] for a block [B, H] right behind a context of taps [S, Lt*H]."""
+    cache = drafter.new_cache()
+    drafter.extend(cache, taps, torch.arange(len(taps)))
+    return drafter.propose(cache, block, len(taps) + torch.arange(len(block)))
+
+
 def test_a_block_has_the_same_output(
     theirs: dict[str, Any], drafter: Drafter, target: HfTarget, cases: dict[str, Any]
 ) -> None:
-    taps = torch.tensor(cases["taps"])
     embedding = target.frozen()[0]["embedding"]
-    cache = drafter.new_cache()
-    drafter.extend(cache, taps, torch.arange(len(taps)))
-    ours = drafter.propose(cache, embedding[torch.tensor(cases["block_ids"])], len(taps) + torch.arange(4))
+    ours = block_output(drafter, torch.tensor(cases["taps"]), embedding[torch.tensor(cases["block_ids"])])
     assert (ours - torch.tensor(theirs["block"])).abs().max() < 5e-6
+
+
+def test_our_export_saved_by_their_class_is_read_back_unchanged(exchange: Path, drafter: Drafter) -> None:
+    assert (exchange / "again" / "config.json").read_text() != (exchange / "export" / "config.json").read_text()
+    spec, tensors = read_zlab(exchange / "again")
+    assert spec == drafter.spec
+    ours = drafter.state_dict()
+    assert set(tensors) == set(ours)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, ours[name]), name
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_drafter_that_their_class_built_and_saved_is_read(
+    name: str, exchange: Path, theirs: dict[str, Any], cases: dict[str, Any]
+) -> None:
+    spec, tensors = read_zlab(exchange / name)
+    assert spec == DrafterSpec(**(THEIR_SPEC | BUILT[name][1]))
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    drafter = Drafter(spec)
+    drafter.load_state_dict(tensors)
+    case = cases["built"][name]
+    ours = block_output(drafter, torch.tensor(case["taps"]), torch.tensor(case["block"]))
+    assert (ours - torch.tensor(theirs["built"][name])).abs().max() < 5e-6
 
 
 def test_acceptance_and_outputs_are_equal_prompt_by_prompt(

@@ -1,28 +1,60 @@
-"""Runs inside z-lab's own environment: loads our export with its classes and decodes.
+"""Runs inside z-lab's own environment: loads, runs, builds and saves drafters with its classes.
 
-Usage: python zlab_side.py EXPORT TARGET CASES.json RESULT.json
-CASES holds prompts (lists of ids), max_new_tokens, stop ids, and one block: taps, ids, positions.
+Usage: python zlab_side.py TARGET FOLDER
+FOLDER holds `export` (ours) and `cases.json`: prompts (lists of ids), max_new_tokens, stop_ids; one block of
+taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name -> config, seed, taps, block [B, H].
+Written there: `again` (our export, saved by their class), one folder for each name of built, and `result.json`.
 """
 
 import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from dflash import model as zlab  # pyright: ignore[reportMissingImports]
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+LOWEST, HIGHEST = (5, 15), (5, 19)  # of transformers, see conftest.py
 
 
-def main(export: str, target_folder: str, cases_path: str, result_path: str) -> None:
+def main(target_path: str, folder_path: str) -> None:
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if not LOWEST <= version <= HIGHEST:
+        raise SystemExit(f"transformers {transformers.__version__} is outside {LOWEST} to {HIGHEST}")
     torch.set_num_threads(1)
-    cases = json.loads(Path(cases_path).read_text())
-    drafter, info = zlab.DFlashDraftModel.from_pretrained(export, dtype=torch.float32, output_loading_info=True)
-    target = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32)
+    folder = Path(folder_path)
+    cases = json.loads((folder / "cases.json").read_text())
+    drafter, info = zlab.DFlashDraftModel.from_pretrained(
+        folder / "export", dtype=torch.float32, output_loading_info=True
+    )
+    target = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32)
     drafter.eval()
     target.eval()
+    drafter.save_pretrained(folder / "again")
+    with torch.no_grad():
+        noise = target.get_input_embeddings()(torch.tensor(cases["block_ids"]))  # [B, H]
+    result = {
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": sorted(info["unexpected_keys"]),
+        "mismatched": sorted(str(key) for key in info["mismatched_keys"]),
+        "num_parameters": sum(p.numel() for p in drafter.parameters()),
+        "taps": list(drafter.target_layer_ids),
+        "block_size": drafter.block_size,
+        "mask_token_id": drafter.mask_token_id,
+        "decoded": decoded(drafter, target, cases),
+        "block": block_output(drafter, torch.tensor(cases["taps"]), noise),
+        "built": {name: built(folder / name, **facts) for name, facts in cases["built"].items()},
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def decoded(drafter: Any, target: Any, cases: dict[str, Any]) -> list[dict[str, Any]]:
+    """Their decoding loop on every prompt: all ids, and the tokens that each cycle produced."""
     zlab._cuda_time = time.perf_counter  # its clock synchronises CUDA, which a CPU does not have
-    decoded = []
+    found = []
     for prompt in cases["prompts"]:
         stats = zlab.dflash_generate(
             drafter,
@@ -32,27 +64,27 @@ def main(export: str, target_folder: str, cases_path: str, result_path: str) -> 
             stop_token_ids=cases["stop_ids"],
             return_stats=True,
         )
-        decoded.append({"ids": stats.output_ids[0].tolist(), "cycles": stats.acceptance_lengths})
+        found.append({"ids": stats.output_ids[0].tolist(), "cycles": stats.acceptance_lengths})
+    return found
+
+
+@torch.no_grad()
+def block_output(drafter: Any, taps: torch.Tensor, noise: torch.Tensor) -> list[list[float]]:
+    """Their output [B, H] for the block `noise` [B, H] right behind a context of `taps` [S, Lt*H]."""
+    positions = torch.arange(len(taps) + len(noise))[None]
+    return drafter(target_hidden=taps[None], noise_embedding=noise[None], position_ids=positions)[0].tolist()
+
+
+def built(folder: Path, config: dict[str, Any], seed: int, taps: Any, block: Any) -> list[list[float]]:
+    """Makes a drafter of their class with random weights, saves it, gives its output for one block."""
+    torch.manual_seed(seed)
+    drafter = zlab.DFlashDraftModel(Qwen3Config(**config)).float().eval()
     with torch.no_grad():
-        ids = torch.tensor([cases["block_ids"]])
-        taps = torch.tensor([cases["taps"]])
-        block = drafter(
-            target_hidden=taps,
-            noise_embedding=target.get_input_embeddings()(ids),
-            position_ids=torch.arange(taps.shape[1] + ids.shape[1])[None],
-        )
-    result = {
-        "missing": sorted(info["missing_keys"]),
-        "unexpected": sorted(info["unexpected_keys"]),
-        "mismatched": sorted(str(key) for key in info["mismatched_keys"]),
-        "num_parameters": sum(p.numel() for p in drafter.parameters()),
-        "taps": list(drafter.target_layer_ids),
-        "block_size": drafter.block_size,
-        "mask_token_id": drafter.mask_token_id,
-        "decoded": decoded,
-        "block": block[0].tolist(),
-    }
-    Path(result_path).write_text(json.dumps(result))
+        for parameter in drafter.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.rand_like(parameter))  # norms that are all ones would not be told apart
+    drafter.save_pretrained(folder)
+    return block_output(drafter, torch.tensor(taps), torch.tensor(block))
 
 
 if __name__ == "__main__":

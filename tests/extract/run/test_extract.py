@@ -226,3 +226,22 @@ def test_status_of_a_sample() -> None:
     assert status_of(peak) == STATUS_NON_FINITE
     peak[0, 0] = np.inf
     assert status_of(peak) == STATUS_NON_FINITE
+
+
+def test_a_hybrid_target_in_batches_and_its_slow_path_is_announced_once_c19(
+    case_target: Any, make_data: Callable[..., Path], make_config: MakeConfig, tmp_path: Path, capfd: Any
+) -> None:
+    folder = case_target("plain", "t19-hybrid")
+    draw = np.random.default_rng(0)
+    lines = [
+        {"input_ids": draw.integers(6, 262, n).tolist(), "loss_mask": [0] * 9 + [1] * (n - 9)}
+        for n in (150, 70, 20, 21, 99, 33)
+    ]
+    config = make_config(
+        make_data(lines, folder), tmp_path / "store", shards=2, taps=(0, 2), last=True, segment_positions=256
+    )
+    assert len(extract(config).workers) == 2
+    assert largest_error(tmp_path / "store", folder) <= BF16_STEP
+    err = capfd.readouterr().err
+    assert err.count("in plain torch") == 1
+    assert "falling back" not in err

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from dflash_offline.extract.targets.hf import HfTarget, hide_gpu_kernels, load_target
+from dflash_offline.extract.targets.hf import HfTarget, load_target
+from dflash_offline.extract.targets.kernels import hide_gpu_kernels
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BASE = {
@@ -30,6 +31,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text", "sliding_window": 8, "layer_types": MIXED},
     "granite": {"model_type": "granite", "embedding_multiplier": 12.0, "logits_scaling": 8.0},
     "qwen3-moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
     "cohere": {"model_type": "cohere"},
 }
 

@@ -25,11 +25,11 @@ def reference(target: HfTarget, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return target.model(ids, output_hidden_states=True, use_cache=False).hidden_states
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, "t19-hybrid"])
+@pytest.mark.parametrize("name", [*ATTENTION, "t19-hybrid", "qwen3-next"])
 def test_taps_equal_hidden_states_bit_for_bit(loaded: Any, name: str) -> None:
     """In the order of the list, with and without the layers after the deepest tap."""
     target = loaded(name)
-    lengths = [24] if name == "t19-hybrid" else [24, 24, 24]
+    lengths = [24, 24, 24]
     ids, counts = batch(target, lengths)
     states = reference(target, ids)
     last_layer = target.facts.num_layers - 1
@@ -44,7 +44,7 @@ def test_taps_equal_hidden_states_bit_for_bit(loaded: Any, name: str) -> None:
                 assert torch.equal(target.decoder.norm(final), states[-1]), "before the final norm"
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, "t19-hybrid"])
+@pytest.mark.parametrize("name", [*ATTENTION, "t19-hybrid", "qwen3-next"])
 def test_states_equal_those_of_the_row_alone(loaded: Any, name: str) -> None:
     """c19: for every batching used, 1e-5 in float32; what is behind a row's end does not matter."""
     target = loaded(name)

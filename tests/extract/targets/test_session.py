@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from dflash_offline import UserError
 from dflash_offline.extract.targets.hf import HfTarget
+from dflash_offline.extract.targets.session import Session
+from transformers.cache_utils import DynamicLayer
 
 ATTENTION = ["t16-tied", "llama", "qwen3-windows", "gemma2", "gemma3", "granite", "qwen3-moe"]
+HYBRID = ["t19-hybrid", "qwen3-next"]
 
 
 def uncached(target: HfTarget, ids: list[int], taps: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +21,7 @@ def uncached(target: HfTarget, ids: list[int], taps: tuple[int, ...]) -> tuple[t
     return out.logits[0].float(), torch.cat([out.hidden_states[layer + 1][0] for layer in taps], dim=-1)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", [*ATTENTION, *HYBRID])
 def test_any_walk_of_forwards_and_roll_backs(loaded: Any, name: str) -> None:
     """The text grows and shrinks at random, past the sliding windows of 8 and back."""
     target, chooser, taps = loaded(name), random.Random(3), (2, 0)
@@ -50,10 +52,45 @@ def test_two_sessions_do_not_mix(loaded: Any) -> None:
     assert (one.length, two.length) == (10, 10)
 
 
-def test_recurrent_targets_are_refused_for_decoding(loaded: Any) -> None:
-    with pytest.raises(UserError, match="recurrent layers") as caught:
-        loaded("t19-hybrid").open((0,))
-    assert len(str(caught.value).splitlines()) == 3
+class CroppedSession(Session):
+    """What transformers' `crop` alone does: key/value layers lose tokens, recurrent states keep them."""
+
+    def roll_back(self, length: int) -> None:
+        for layer in self._cache.layers:
+            if type(layer) is DynamicLayer:
+                layer.crop(length - self.length)
+        self._tokens = self._tokens[:length]
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_recurrent_states_are_rolled_back_and_a_plain_crop_is_not_enough(loaded: Any, name: str) -> None:
+    """transformers #49036: drafts that were refused stay in the state of a Gated DeltaNet layer."""
+    target, chooser, taps = loaded(name), random.Random(5), (0, 2)
+    text = [chooser.randrange(6, 262) for _ in range(70)]
+    refused = torch.tensor([chooser.randrange(6, 262) for _ in range(7)])
+    expected, _ = uncached(target, text, taps)
+    errors = {}
+    for kind in (Session, CroppedSession):
+        session = kind(target, taps)
+        session.forward(torch.tensor(text[:40]))
+        session.forward(torch.cat([torch.tensor(text[40:43]), refused]))
+        session.roll_back(43)
+        logits, _ = session.forward(torch.tensor(text[43:]))
+        errors[kind] = float((logits - expected[43:]).abs().max())
+    assert errors[Session] < 1e-5
+    assert errors[CroppedSession] > 1e-3, "this test must be able to see a state that was not rolled back"
+
+
+def test_rolling_back_twice_behind_the_last_forward_reads_the_text_again(loaded: Any) -> None:
+    target, text = loaded("t19-hybrid"), list(range(20, 60))
+    session = target.open((0,))
+    for part in torch.tensor(text).split(10):
+        session.forward(part)
+    for length in (35, 33, 12, 1):
+        session.roll_back(length)
+        assert session.length == length
+    logits, _ = session.forward(torch.tensor(text[1:9]))
+    torch.testing.assert_close(logits, uncached(target, text[:9], (0,))[0][1:], rtol=1e-4, atol=1e-5)
 
 
 def greedy(target: HfTarget, prompt: list[int], max_new_tokens: int) -> list[int]:
@@ -66,7 +103,7 @@ def greedy(target: HfTarget, prompt: list[int], max_new_tokens: int) -> list[int
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["t16-tied", "qwen3-windows", "gemma2", "t19-hybrid"])
+@pytest.mark.parametrize("name", ["t16-tied", "qwen3-windows", "gemma2", *HYBRID])
 def test_generate_equals_one_prompt_at_a_time(loaded: Any, name: str) -> None:
     target, chooser = loaded(name), random.Random(0)
     prompts = [[chooser.randrange(6, 262) for _ in range(length)] for length in (5, 12, 5, 5, 1)]

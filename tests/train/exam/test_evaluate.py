@@ -20,7 +20,8 @@ def run_exam(tiny_run, tmp_path, *settings, target=None):
     """The report, its JSON, and the names of targets that were opened."""
     opened = []
 
-    def open_target(name, device):
+    def open_target(name, device, dtype):
+        assert dtype == config.dtype
         opened.append((name, device))
         return target or tiny_run.target
 
@@ -209,7 +210,7 @@ def test_a_prompts_file_without_a_prompt_is_an_error(tiny_run, tmp_path, text, s
     path, opened = tmp_path / "prompts.jsonl", []
     path.write_text(text)
 
-    def open_target(name, device):
+    def open_target(name, device, dtype):
         opened.append(name)
         return tiny_run.target
 
@@ -235,7 +236,7 @@ def test_a_template_that_reaches_for_a_message_that_is_not_there_leaves_the_line
 
 def test_no_run_is_not_a_missing_checkpoint(tmp_path):
     with pytest.raises(UserError, match="no run at"):
-        evaluate(tmp_path / "nope", EvaluateConfig(device="cpu"), lambda name, device: pytest.fail("opened"))
+        evaluate(tmp_path / "nope", EvaluateConfig(device="cpu"), lambda name, device, dtype: pytest.fail("opened"))
 
 
 def test_without_a_best_checkpoint_the_next_command_names_another(lab, tiny_run, tmp_path):
@@ -243,13 +244,13 @@ def test_without_a_best_checkpoint_the_next_command_names_another(lab, tiny_run,
     drafter = lab.make_run(tiny_run.store, run_dir)
     lab.checkpoint.save(run_dir, lab.checkpoint.LoopState(step=3, epoch=0, row=0), drafter.state_dict(), {})
     config = EvaluateConfig(offline=True, limit=1, device="cpu")
-    report = evaluate(run_dir, config, lambda name, device: pytest.fail("opened"))
+    report = evaluate(run_dir, config, lambda name, device, dtype: pytest.fail("opened"))
     assert report.text().splitlines()[-1] == f"next: dflash export {run_dir} --checkpoint latest"
     export(run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest"))
 
 
 def test_a_missing_prompts_file_is_seen_before_the_target_is_opened(tiny_run, tmp_path):
-    def open_target(name, device):
+    def open_target(name, device, dtype):
         pytest.fail("the target was opened")
 
     config = EvaluateConfig(prompts=str(tmp_path / "none.jsonl"), out=str(tmp_path / "exam.json"), device="cpu")

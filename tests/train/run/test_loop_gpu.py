@@ -1,4 +1,4 @@
-"""The loop on a CUDA device: compiled once, copied from pinned memory, resumed to the same bits.
+"""The loop on a CUDA device: copied from pinned memory, resumed to the same bits.
 
 Needs a GPU: on a CPU none of compiling, pinning and asynchronous copies takes place.
 """
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline.train.checkpoint import list_steps, load
-from dflash_offline.train.device import CompileGuard, copy_mark, pinned
+from dflash_offline.train.device import copy_mark, pinned
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.worker import train
-from torch._dynamo.exc import RecompileError
 
 pytestmark = pytest.mark.gpu
 SETTINGS = ("device=cuda", "stall_s=600", "drafter.head_dim=32", "optim.lr=0.02", "rows.rows_per_step=2", "keep=9")
@@ -47,17 +46,6 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(lab, tiny_store, tmp_pa
     train(dataclasses.replace(config, device="cuda:0"))
     for step in (8, 9, 12):
         lab.same_checkpoint(resumed / f"checkpoints/step-{step:08d}", cuda_run / f"checkpoints/step-{step:08d}")
-
-
-def test_a_second_compile_of_the_same_work_is_an_error():
-    guard = CompileGuard(torch.device("cuda"))
-    double = torch.compile(lambda x: x * 2, dynamic=False)
-    with guard("update"):
-        double(torch.ones(3, device="cuda"))
-    with guard("update"):
-        double(torch.ones(3, device="cuda"))
-    with pytest.raises(RecompileError), guard("update"):
-        double(torch.ones(4, device="cuda"))
 
 
 def test_copies_from_pinned_memory_are_waited_for():
