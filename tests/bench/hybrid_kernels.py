@@ -11,9 +11,7 @@ import argparse
 import importlib
 import importlib.util
 import json
-import logging
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -24,31 +22,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from dflash_offline.extract.targets import kernels
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.extract.targets.make_tiny import make_tokenizer
 
 # Modelling files of transformers choose their functions when they are imported: a variant is a process, and
 # nothing above may import one. Each variant: the packages it uses, and the functions it leaves to torch.
-CONV, RULE = "causal_conv1d_fn", "chunk_gated_delta_rule"
+CONV = {"causal_conv1d_fn", "causal_conv1d_update"}
+RULE = {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
 PACKAGES = {"torch": (), "fla": ("fla",), "fla+conv1d": ("fla", "causal_conv1d")}
-LEFT_TO_TORCH = {"torch": {CONV, RULE}, "fla": {CONV}, "fla+conv1d": set()}
+LEFT_TO_TORCH = {"torch": CONV | RULE, "fla": CONV, "fla+conv1d": set()}
 ENTRY = {"fla": "fla.ops.gated_delta_rule", "causal_conv1d": "causal_conv1d"}
 DISTRIBUTION = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 LENGTHS = (130, 257, 401, 640, 911, 1297, 1700, 2048)
 VARIANT_LIMIT_S = 600
-
-
-class Fallbacks(logging.Handler):
-    """Collects the functions that transformers says it runs in torch; each is said once a process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        said = re.search(r"`(\w+)` is falling back to its reference PyTorch", record.getMessage())
-        if said:
-            self.found.add(said[1])
 
 
 def make_target(args: argparse.Namespace) -> None:
@@ -104,7 +91,7 @@ def remember(model: Any) -> None:
             bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(bias) = dt
 
 
-def use_only(variant: str) -> Fallbacks:
+def use_only(variant: str) -> None:
     """Hides what the variant does not use and imports what it does, so that a broken package says why."""
     assert "transformers.models.qwen3_5.modeling_qwen3_5" not in sys.modules, "too late to choose"
     for package, entry in ENTRY.items():
@@ -112,12 +99,6 @@ def use_only(variant: str) -> Fallbacks:
             importlib.import_module(entry)
         else:
             sys.modules[package] = None  # type: ignore[assignment]
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_warning()
-    fallbacks = Fallbacks()
-    logging.getLogger("transformers").addHandler(fallbacks)
-    return fallbacks
 
 
 def record_samples(args: argparse.Namespace, target: HfTarget) -> list[torch.Tensor]:
@@ -157,7 +138,7 @@ def wait_for(device: str) -> None:
 
 def run_variant(args: argparse.Namespace) -> None:
     """Records the samples in each dtype, checks what really ran, and measures the rate in --dtype."""
-    fallbacks = use_only(args.variant)
+    use_only(args.variant)
     if args.device != "cpu":
         torch.cuda.set_device(args.device)
     torch.backends.cudnn.allow_tf32 = False  # the convolution of the float32 reference
@@ -169,16 +150,16 @@ def run_variant(args: argparse.Namespace) -> None:
         states = record_samples(args, target)
         recorded_s = time.perf_counter() - started - loaded_s
         print(f"{args.variant}, {dtype}: loaded in {loaded_s:.1f} s, recorded in {recorded_s:.1f} s", flush=True)
-        if fallbacks.found != LEFT_TO_TORCH[args.variant]:
+        if set(kernels.fallbacks()) != LEFT_TO_TORCH[args.variant]:
             sys.exit(
-                f"{args.variant}: transformers ran {sorted(fallbacks.found)} in torch, "
+                f"{args.variant}: transformers ran {sorted(kernels.fallbacks())} in torch, "
                 f"expected {sorted(LEFT_TO_TORCH[args.variant])}; nothing of this variant counts"
             )
         torch.save(states, states_path(args, args.variant, dtype))
         if dtype == args.dtype:
             rate_path(args, args.variant).write_text(json.dumps(measure_rate(args, target)))
         del target, states
-    print(f"{args.variant}: left to torch: {', '.join(sorted(fallbacks.found)) or 'nothing'}", flush=True)
+    print(f"{args.variant}: left to torch: {', '.join(sorted(kernels.fallbacks())) or 'nothing'}", flush=True)
 
 
 def dtypes_of(args: argparse.Namespace) -> list[str]:

@@ -25,7 +25,7 @@ from dflash_offline.extract.data import read_data
 from dflash_offline.extract.targets.facts import load_tokenizer
 from dflash_offline.extract.targets.tasks import CITIES, NAMES, THINGS, is_held_out
 from dflash_offline.store.reader import StoreReader
-from dflash_offline.train.evaluation_file import EVALUATION_NAME, OFFLINE_NAME, read_evaluation
+from dflash_offline.train.evaluation_file import EVALUATION_NAME, read_evaluation
 from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 
 BEFORE_PROMPTS = 8  # an untrained drafter gains nothing on any prompt; a few are enough to see it
@@ -207,18 +207,16 @@ def command_lines(out: Path, args: argparse.Namespace) -> dict[str, list[str]]:
     prepare = ["prepare", str(out / "prompts.jsonl"), "--target", "smollm2", "--responses", "target", *new_tokens]
     extract = ["extract", "--data", str(out / "data"), *store]
     train = ["train", *store, "--layers", str(args.layers), "--block-size", str(args.block)]
-    train += ["--mask-token", str(SMOLLM2_MASK), "--seed", str(args.seed), *device]
+    train += ["--mask-token", str(SMOLLM2_MASK), "--seed", str(args.seed)]
     decode = ["--prompts", str(out / "exam.jsonl"), *new_tokens, *device]
     before, after = str(out / "untrained"), str(out / "trained")
     return {
         "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}", *device],
         "extract": extract + ([] if args.device == "auto" else ["--devices", args.device]),
-        "train 0 steps": [*train, "--out", before, "--steps", "0"],
-        "walk before": ["evaluate", before, "--offline", *device],
+        "train 0 steps": [*train, "--out", before, "--steps", "0", "--device", "cpu", "--set", "eval_samples=1"],
         "evaluate before": ["evaluate", before, *decode, "--limit", str(min(BEFORE_PROMPTS, args.exam))],
-        "train": [*train, "--out", after, "--steps", str(args.steps)]
+        "train": [*train, *device, "--out", after, "--steps", str(args.steps)]
         + ["--set", f"eval_every={every}", "--set", f"checkpoint_every={every}"],
-        "walk": ["evaluate", after, "--offline", *device],
         "evaluate": ["evaluate", after, *decode],
     }
 
@@ -275,14 +273,14 @@ Row = tuple[str, float | None, str]
 def exam_rows(out: Path) -> list[Row]:
     """What the evaluations found."""
     before, after = (read_evaluation(out / run / EVALUATION_NAME) for run in ("untrained", "trained"))
-    walks = [read_evaluation(out / run / OFFLINE_NAME) for run in ("untrained", "trained")]
+    exams = read_metrics(out / "trained" / METRICS_NAME, EXAM)  # the first one is of the untrained drafter
     gaps = [found["logit_gap"] for found in after["mismatches"] if found["logit_gap"] is not None]
     tokens = "tokens/cycle"
     return [
         ("acceptance length before", before["acceptance_length"], tokens),
         ("acceptance length after", after["acceptance_length"], tokens),
-        ("acceptance length before (offline walk)", walks[0]["acceptance_length"], tokens),
-        ("acceptance length after (offline walk)", walks[1]["acceptance_length"], tokens),
+        ("acceptance length before (offline walk)", exams[0]["acceptance_length"], tokens),
+        ("acceptance length after (offline walk)", exams[-1]["acceptance_length"], tokens),
         ("equal answers before", before["num_equal"] / before["num_prompts"], "share"),
         ("equal answers after", after["num_equal"] / after["num_prompts"], "share"),
         ("largest logit gap of an unequal answer after", max(gaps, default=None), "logits"),
@@ -290,7 +288,7 @@ def exam_rows(out: Path) -> list[Row]:
         ("plain decoding", after["num_new_tokens"] / after["plain_s"], "tokens/s"),
         ("prompts decoded before", before["num_prompts"], "count"),
         ("prompts decoded after", after["num_prompts"], "count"),
-        ("held-out answers walked", walks[1]["num_prompts"], "count"),
+        ("held-out answers walked", exams[-1]["num_prompts"], "count"),
     ]
 
 
