@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 PYTEST = $(VENV)/bin/python -m pytest
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-gpu lint bench clean
 
 demo: $(VENV)/.runtime
 	rm -rf $(DEMO_DIR)
@@ -22,6 +22,10 @@ test: $(VENV)/.development lint
 
 test-all: $(VENV)/.development lint
 	$(PYTEST) -n 2 -m "not gpu" --durations 25
+
+# On a machine with a GPU, in an environment that has torch with CUDA and this package with its test extra.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu
 
 lint: $(VENV)/.development
 	$(VENV)/bin/ruff check .

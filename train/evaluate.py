@@ -23,7 +23,7 @@ from .acceptance import Acceptance, AnswerCycles
 from .checkpoint import find_best, find_step, load_drafter
 from .config import EvaluateConfig
 from .decode import Decoded, DrafterProposer, Target, decode, decode_plain, first_difference
-from .device import pick_device
+from .device import compiled_once, pick_device
 from .drafter import Drafter
 from .evaluate_report import Comparison, EvaluateReport, NamedMismatch
 from .evaluation_file import result_path
@@ -94,7 +94,8 @@ def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | N
         shape = walk_shape(reader.samples.n[rows], facts.spec.block_size, weight.device.type)
         forward = torch.compile(drafter, fullgraph=True, dynamic=False) if weight.device.type == "cuda" else None
         samples = recorded_samples(reader, bar("walk", "sample", rows), facts.spec.tap_layers)
-        acceptance = walk(drafter, embedding, head, samples, shape, forward=forward)
+        with compiled_once(weight.device):
+            acceptance = walk(drafter, embedding, head, samples, shape, forward=forward)
     return acceptance, None, [], {"prompts": f"held-out samples of {store_dir}", "taps": "as recorded"}
 
 
