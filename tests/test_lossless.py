@@ -50,17 +50,17 @@ def prompts_of(target: HfTarget, count: int) -> list[list[int]]:
 
 
 class Guesser:
-    """Drafts the plain answer with a wrong token at a random place, so that every number of drafts is accepted."""
+    """Drafts the plain answer up to a random place and nonsense from there, so that every number of drafts is accepted."""
 
     def __init__(self, answer: Sequence[int], num_prompt: int, seed: int) -> None:
         self.answer, self.num_prompt, self.chooser = [*answer, *[0] * BLOCK], num_prompt, random.Random(seed)
 
     def __call__(self, taps: torch.Tensor, start: int, anchor: int) -> list[int]:
-        place = start - self.num_prompt
-        assert self.answer[place] == anchor
+        place = min(start - self.num_prompt, len(self.answer) - BLOCK)  # an answer that went astray may be longer
         drafts = self.answer[place + 1 : place + BLOCK]
-        wrong = self.chooser.randrange(BLOCK)
-        return [token if i < wrong else (token + 1) % 512 for i, token in enumerate(drafts)]
+        num_right = self.chooser.randrange(BLOCK)
+        nonsense = [(token + self.chooser.randrange(1, 512)) % 512 for token in drafts]  # never the right one
+        return drafts[:num_right] + nonsense[num_right:]
 
 
 def both(target: HfTarget, prompt: list[int], number: int, kind: type[Session] = Session) -> tuple[Decoded, Decoded]:
@@ -90,4 +90,4 @@ def test_a_plain_crop_would_lose_answers_of_the_hybrid(open_target: Any, device:
     for number, prompt in enumerate(prompts_of(target, 10)):
         plain, speculative = both(target, prompt, number, CroppedSession)
         num_equal += plain.tokens == speculative.tokens
-    assert num_equal < 10
+    assert num_equal <= 5
