@@ -50,7 +50,7 @@ def prompts_of(target: HfTarget, count: int) -> list[list[int]]:
 
 
 class Guesser:
-    """Drafts the plain answer up to a random place and nonsense from there, so that every number of drafts is accepted."""
+    """Drafts the plain answer up to a random place, then nonsense: every number of drafts is accepted some time."""
 
     def __init__(self, answer: Sequence[int], num_prompt: int, seed: int) -> None:
         self.answer, self.num_prompt, self.chooser = [*answer, *[0] * BLOCK], num_prompt, random.Random(seed)

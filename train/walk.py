@@ -69,7 +69,7 @@ def walk(
     """
     answers: list[AnswerCycles] = []
     for row in packed(samples, shape.row_tokens):
-        drafted = draft_row(drafter, embedding, head, row, shape, forward or drafter)
+        drafted = draft_row(drafter, embedding, head, row, shape, drafter if forward is None else forward)
         for sample, leading in zip(row, drafted):
             answers += [
                 AnswerCycles(walk_span(leading, first, last, shape.block_size), sample.task)

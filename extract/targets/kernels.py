@@ -62,7 +62,11 @@ def fallbacks() -> dict[str, str]:
 
 
 def needed_fallbacks() -> dict[str, str]:
-    """Those of `fallbacks` without which a hybrid is an order of magnitude slower: the recurrences themselves."""
+    """Those of `fallbacks` that cost most: the recurrences themselves.
+
+    Measured (docs/benchmarks/hybrid_kernels.json): the recurrence in plain torch costs a third of the rate, the short
+    convolution in plain torch a twelfth.
+    """
     return {function: package for function, package in fallbacks().items() if not function.startswith("causal_conv1d")}
 
 

@@ -208,7 +208,8 @@ def command_lines(out: Path, args: argparse.Namespace) -> dict[str, list[str]]:
     extract = ["extract", "--data", str(out / "data"), *store]
     train = ["train", *store, "--layers", str(args.layers), "--block-size", str(args.block)]
     train += ["--mask-token", str(SMOLLM2_MASK), "--seed", str(args.seed)]
-    decode = ["--prompts", str(out / "exam.jsonl"), *new_tokens, *device]
+    # float32: bfloat16 logits of this model tie so often that most answers differ at one, whatever the drafter says
+    decode = ["--prompts", str(out / "exam.jsonl"), *new_tokens, *device, "--set", "dtype=float32"]
     before, after = str(out / "untrained"), str(out / "trained")
     return {
         "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}", *device],
