@@ -11,7 +11,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 PYTEST = $(VENV)/bin/python -m pytest
 
-.PHONY: demo test test-all test-gpu lint bench clean
+.PHONY: demo test test-all test-gpu lint clean
 
 demo: $(VENV)/.runtime
 	rm -rf $(DEMO_DIR)

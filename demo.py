@@ -36,12 +36,12 @@ class DemoConfig:
         "(a real chat model, extra 'gguf')",
         flag="--target",
     )
-    prompts: int | None = setting(None, "prompts to train on, count; default: 2048, 192 for smollm2", flag="--prompts")
+    prompts: int | None = setting(None, "prompts to train on, count; default: 2048 (192 for smollm2)", flag="--prompts")
     exam: int | None = setting(
-        None, "held-out prompts to decode at the end, count; default: 64, 12 for smollm2", flag="--exam"
+        None, "held-out prompts to decode at the end, count; default: 64 (12 for smollm2)", flag="--exam"
     )
     shards: int = setting(2, "extraction workers, count", flag="--shards")
-    steps: int | None = setting(None, "training steps; default: 700, 300 for smollm2", flag="--steps")
+    steps: int | None = setting(None, "training steps; default: 700 (300 for smollm2)", flag="--steps")
     seed: int = setting(0, "seed of the prompts and of the training", flag="--seed")
 
     def __post_init__(self) -> None:

@@ -105,16 +105,22 @@ def kernels(found: Examination) -> None:
     """Optional kernels: they only help on CUDA."""
     import torch
 
-    for module, use in (
-        ("triton", "compiled attention"),
-        ("fla", "Gated DeltaNet"),
-        ("causal_conv1d", "Gated DeltaNet"),
+    for package, module, without in (
+        ("triton", "triton", "training on CUDA cannot compile its attention"),
+        ("fla", "fla.ops.gated_delta_rule", "hybrids (Gated DeltaNet) are refused by extract unless --slow-kernels"),
+        ("causal_conv1d", "causal_conv1d", "optional: hybrids lose about a twelfth of the rate"),
     ):
-        is_there = importlib.util.find_spec(module) is not None
-        if torch.cuda.is_available() and not is_there:
-            found.add("note", module, f"not installed: {use} on CUDA will be slow or refused")
+        is_there = importlib.util.find_spec(package) is not None
+        if not torch.cuda.is_available():
+            found.add("ok", package, f"{'installed' if is_there else 'not installed'}, not used on a CPU")
+        elif not is_there:
+            found.add("note", package, f"not installed: {without}")
         else:
-            found.add("ok", module, "installed" if is_there else "not installed, not needed on a CPU")
+            try:
+                importlib.import_module(module)
+                found.add("ok", package, "installed and imported")
+            except Exception as error:  # whatever a broken build raises; transformers takes it as absent too
+                found.add("note", package, f"cannot be imported ({type(error).__name__}: {error}): {without}")
 
 
 def memory(found: Examination) -> None:

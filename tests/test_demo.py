@@ -62,8 +62,10 @@ def run_demo(out: Path, *options: str) -> tuple[list[str], int, float]:
     return text.strip().splitlines(), peak[0], time.monotonic() - started
 
 
-def test_the_short_demo_runs_every_command_and_is_lossless(tmp_path: Path) -> None:
-    lines, _, _ = run_demo(tmp_path / "demo", "--prompts", "192", "--exam", "6", "--steps", "12")
+@pytest.mark.parametrize("target", ["tiny", "tiny-hybrid"])
+def test_the_short_demo_runs_every_command_and_is_lossless(tmp_path: Path, target: str) -> None:
+    options = ("--prompts", "128", "--exam", "6", "--steps", "12")
+    lines, _, _ = run_demo(tmp_path / "demo", "--target", target, *options)
     commands = [line.split()[2] for line in lines if line.startswith("$ dflash ")]
     assert commands == [
         "prepare",
@@ -104,3 +106,13 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 3
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_the_hybrid_demo_is_lossless_too(tmp_path: Path) -> None:
+    lines, _, seconds = run_demo(tmp_path / "demo", "--target", "tiny-hybrid")
+    print(f"demo: {seconds:.0f} s")
+    assert lines[-2] == "lossless: 64/64"
+    match = re.fullmatch(r"acceptance length: (\d+\.\d\d)", lines[-1])
+    assert match is not None
+    assert float(match.group(1)) > 5.0

@@ -65,9 +65,9 @@ def test_the_wheel_holds_the_code_and_the_tiny_target(wheel: zipfile.ZipFile) ->
     for package in packages_in_tree():
         assert package.replace(".", "/") + "/__init__.py" in names
     assert "dflash_offline/cli.py" in names
-    tiny = "dflash_offline/extract/targets/tiny-qwen3/"
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
-        assert tiny + name in names
+    for tiny in ("tiny-qwen3", "tiny-qwen3.5"):
+        for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
+            assert f"dflash_offline/extract/targets/{tiny}/{name}" in names
     assert not any(name.startswith(("dflash_offline/tests", "dflash_offline/docs", "tests/")) for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

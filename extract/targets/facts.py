@@ -50,13 +50,36 @@ def config_of(source: Source) -> Any:
 
     options = {"gguf_file": source.gguf} if source.gguf else {}
     try:
-        return AutoConfig.from_pretrained(source.folder, local_files_only=True, **options)
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UserError(
             f"target {source.name!r} has a config that transformers cannot read: {first_line(error)}",
             "the config.json of a causal language model known to the installed transformers",
             "update transformers, or choose another target",
         ) from error
+    if text_config(config) is not config:
+        settle_tie(source, text_config(config))
+    return config
+
+
+def settle_tie(source: Source, text: Any) -> None:
+    """A head tied to the embedding may be stated beside a nested text config, inside it, or in both places.
+
+    transformers reads the inner place for the text part alone, the outer one for the whole model. Raises
+    UserError, naming both, where they contradict each other.
+    """
+    raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
+    inner = next((raw[name] for name in ("text_config", "llm_config", "language_config") if name in raw), {})
+    stated = [part.get("tie_word_embeddings") for part in (raw, inner)]
+    if None not in stated and stated[0] != stated[1]:
+        raise UserError(
+            f"target {source.name!r}: tie_word_embeddings is {stated[0]} in config.json and "
+            f"{stated[1]} in its text_config",
+            "one value in both places",
+            "set both to what the tensor files say: False where they hold a head of their own",
+        )
+    if stated[1] is None and stated[0] is not None:
+        text.tie_word_embeddings = stated[0]
 
 
 def first_line(error: Exception) -> str:

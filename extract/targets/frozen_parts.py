@@ -24,7 +24,12 @@ def frozen_parts(model: Any, decoder: Any, facts: TargetFacts) -> dict[str, torc
         )
     is_same = head.data_ptr() == embedding.data_ptr()
     if is_same != facts.is_tied:
-        raise not_understood(facts, f"tie_word_embeddings is {facts.is_tied}", "the loaded head agrees with the config")
+        raise UserError(
+            f"target {facts.name!r}: tie_word_embeddings is {facts.is_tied}, and its head is "
+            f"{'the embedding' if is_same else 'a matrix of its own'}",
+            "a config.json that says what the tensor files hold",
+            f"set tie_word_embeddings to {str(is_same).lower()} in config.json (and in its text_config)",
+        )
     norm = effective_norm(decoder.norm, facts)
     check_logits(model, decoder, facts, embedding, norm, head)
     parts = {"embedding": embedding, "norm": norm}

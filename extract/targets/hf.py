@@ -26,8 +26,8 @@ from .facts import (
     tokenizer_of,
 )
 from .frozen_parts import frozen_parts
-from .kernels import hide_gpu_kernels, kernel_note, listen, needed_fallbacks
-from .session import Session, greedy_answers
+from .kernels import distributions, hide_gpu_kernels, kernel_note, kernels_of, mute_fallbacks, slow_kernels
+from .session import Session, greedy_answers, require_right_cache
 from .source import locate
 
 __all__ = [
@@ -52,8 +52,8 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
     Raises UserError for an unknown target, for weights that leave a parameter unset (it would
     be random), and for a decoder whose layers cannot be found.
     """
-    hide_gpu_kernels()
-    listen()
+    hide_gpu_kernels(device)
+    mute_fallbacks()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -62,7 +62,7 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
     source = locate(name, weights=True)
     config, tokenizer = config_of(source), tokenizer_of(source)
     facts = facts_of(source, config, tokenizer, resolve_dtype(dtype, device))
-    options = {"gguf_file": source.gguf} if source.gguf else {}
+    options: dict[str, Any] = {"gguf_file": source.gguf} if source.gguf else {"config": config}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
@@ -93,10 +93,7 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
             "every parameter of the model in the tensor files (a tied head may be absent)",
             "check tie_word_embeddings in config.json, or copy the missing files",
         )
-    target = HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
-    if facts.is_recurrent:
-        target.try_kernels()
-    return target
+    return HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
 
 
 class HfTarget:
@@ -109,25 +106,32 @@ class HfTarget:
         self.device = torch.device(device)
         self.dtype = getattr(torch, facts.dtype)
         self.decoder = find_decoder(model, facts)
-        self.kernel_note: str | None = None
-        """What the recurrent layers run on, in one line; None for a target without any."""
+        self.kernels = kernels_of(self.decoder) if facts.is_recurrent else ()
+        self.has_right_cache = not facts.is_recurrent  # else looked at before the first decoding
+        if self.device.type == "cpu" and any(kernel.is_fast for kernel in self.kernels):
+            raise UserError(
+                f"target {facts.name!r} on a CPU, in a process that loaded {', '.join(distributions(self.kernels))}",
+                "one kind of device in a process: transformers chooses the kernels of recurrent layers once",
+                "run the CPU's part as a command of its own",
+            )
 
-    def try_kernels(self) -> None:
-        """Runs each kernel of the recurrent layers once: two tokens, then one that reads their cache."""
-        session = self.open((0,))
-        session.forward(torch.zeros(2, dtype=torch.long))
-        session.forward(torch.zeros(1, dtype=torch.long))
-        self.kernel_note = kernel_note(self.facts.name)
+    @property
+    def kernel_note(self) -> str | None:
+        """What the recurrent layers run on, in one line; None for a target without any."""
+        if not self.facts.is_recurrent:
+            return None
+        return kernel_note(self.facts.name, self.kernels, str(self.device))
 
     def require_fast_kernels(self) -> None:
         """Raises UserError where recurrent layers run in plain torch on CUDA, which no user means to do for days."""
-        slow = needed_fallbacks() if self.facts.is_recurrent and self.device.type == "cuda" else {}
+        slow = slow_kernels(self.kernels) if self.device.type == "cuda" else []
         if slow:
+            missing = distributions(slow)
             raise UserError(
-                f"target {self.facts.name!r} runs {', '.join(sorted(slow))} in plain torch on {self.device}: "
-                f"{', '.join(sorted(set(slow.values())))} is not installed or cannot be imported",
+                f"target {self.facts.name!r} runs {', '.join(kernel.function for kernel in slow)} in plain torch on "
+                f"{self.device}: {', '.join(missing)} is not installed or cannot be imported",
                 "the fast kernels of its recurrent layers (docs/benchmarks.md has the difference)",
-                "pip install 'dflash-offline[gpu]', or give --slow-kernels to record slowly",
+                f"pip install {' '.join(missing)}, or give --slow-kernels to record slowly",
             )
 
     @torch.no_grad()
@@ -142,6 +146,8 @@ class HfTarget:
         reads from left to right. Layers after the deepest tap and the head run only with `last`.
         """
         check_taps(tap_layers, self.facts.num_layers)
+        assert lengths.shape == ids.shape[:1], f"{len(lengths)} lengths for {len(ids)} samples"
+        assert 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1], f"lengths {lengths.tolist()}"
         ids = ids.to(self.device)
         shape = (*ids.shape, self.facts.hidden_size)
         taps = torch.zeros((len(tap_layers), *shape), dtype=self.dtype, device=self.device)  # [Lt, N, S, H]
@@ -165,8 +171,15 @@ class HfTarget:
         return frozen_parts(self.model, self.decoder, self.facts), self.facts.as_plain()
 
     def open(self, tap_layers: Sequence[int]) -> Session:
-        """A decoding session of batch 1."""
+        """A decoding session of batch 1.
+
+        Raises UserError for a recurrent target whose cache cannot be decoded with: before the first session it is
+        compared with a forward without cache.
+        """
         check_taps(tap_layers, self.facts.num_layers)
+        if not self.has_right_cache:
+            require_right_cache(self)
+            self.has_right_cache = True
         return Session(self, tuple(tap_layers))
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Makes the tiny targets: a byte-level tokenizer and a dense or hybrid model of 1.1 to 1.4 M parameters.
+"""Makes the tiny targets: a byte-level tokenizer and a dense or hybrid model of 1.1 or 1.6 M parameters.
 
 Run `python -m dflash_offline.extract.targets.make_tiny --out DIR`, with `--kind hybrid` for the
 one with Gated DeltaNet. It trains on the corpus of `tasks.py` (answers only), scores held-out
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    hide_gpu_kernels()
+    hide_gpu_kernels(args.device)
     tokenizer = make_tokenizer(args.seed)
     torch.manual_seed(args.seed)
     model = KINDS[args.kind]().to(args.device)

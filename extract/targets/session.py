@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ... import UserError
+
 if TYPE_CHECKING:
     from .hf import HfTarget
+
+CACHE_TOLERANCE = {"float32": 1e-2, "bfloat16": 0.1}  # median over positions; fast kernels use TF32 in float32
 
 
 class Session:
@@ -112,6 +116,39 @@ def copied_layer(layer: Any) -> Any:
         elif isinstance(value, list):
             setattr(twin, name, [v.clone() if isinstance(v, torch.Tensor) else v for v in value])
     return twin
+
+
+@torch.no_grad()
+def require_right_cache(target: "HfTarget") -> None:
+    """Refuses a target whose cached forwards, rolled back, are not the forward over the whole text.
+
+    Some recurrent families of transformers read several tokens wrongly into a filled cache, or have a cache
+    of their own; nothing else would show it. Raises UserError with the error and the tolerance.
+    """
+    tokens = min(target.facts.tokenizer_size, target.facts.vocab_size)
+    ids = (torch.arange(21) * 37 + 11) % tokens  # [21]
+    expected = "a cache of transformers that reads several tokens at once and can be rolled back"
+    advice = "evaluate offline on the store, which needs no target, and report this architecture"
+    try:
+        session = Session(target, (0,))
+        session.forward(ids[:9])
+        session.forward(torch.cat([ids[9:11], ids[:3]]))
+        session.roll_back(11)
+        logits, _ = session.forward(ids[11:])  # [10, V]
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as error:
+        happened = f"target {target.facts.name!r} cannot decode with a cache: {type(error).__name__}: {error}"
+        raise UserError(happened.replace("\n", " ")[:300], expected, advice) from error
+    whole = target.model(input_ids=ids.to(target.device)[None], use_cache=False).logits[0, 11:].float()  # [10, V]
+    errors = torch.linalg.vector_norm(logits - whole, dim=-1) / torch.linalg.vector_norm(whole, dim=-1)  # [10]
+    error = float(errors.median())
+    if not error <= CACHE_TOLERANCE[target.facts.dtype]:
+        raise UserError(
+            f"target {target.facts.name!r} decodes wrongly with a cache: relative error {error:.2g} of its logits",
+            f"{expected}, within {CACHE_TOLERANCE[target.facts.dtype]:g}",
+            advice,
+        )
 
 
 def catcher(caught: dict[int, torch.Tensor], layer: int) -> Any:

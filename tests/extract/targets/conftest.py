@@ -53,7 +53,7 @@ def family_folder(tmp_path_factory: pytest.TempPathFactory, character_tokenizer:
 
     def make(name: str) -> Path:
         if name not in made:
-            hide_gpu_kernels()
+            hide_gpu_kernels("cpu")
             fields = BASE | FAMILIES[name]
             torch.manual_seed(1)
             folder = tmp_path_factory.mktemp(name)
@@ -74,7 +74,7 @@ def loaded(family_folder: Any, case_target: Any) -> Callable[[str], HfTarget]:
 
     def load(name: str) -> HfTarget:
         if name not in made:
-            hide_gpu_kernels()
+            hide_gpu_kernels("cpu")
             if name == "tiny":
                 made[name] = load_target(name)
             else:

@@ -37,7 +37,7 @@ def test_unknown_targets_get_three_lines(name: str) -> None:
     with pytest.raises(UserError) as caught:
         locate(name, weights=True)
     assert name in caught.value.happened
-    assert "'tiny', 'smollm2'" in caught.value.expected
+    assert "'tiny', 'tiny-hybrid', 'smollm2'" in caught.value.expected
     assert "without hub access" in caught.value.advice
     assert len(str(caught.value).splitlines()) == 3
 
