@@ -5,8 +5,10 @@ The schema metadata holds `checksum = crc32c:XXXXXXXX`; the digits are the crc32
 with those eight digits (they occur twice, in schema and footer) taken as zeros.
 """
 
+import mmap
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -17,6 +19,8 @@ from .. import UserError
 from .files import publish
 
 CHECKSUM_KEY = "checksum"
+PREFIX = b"crc32c:"
+DIGITS = re.compile(rb"[0-9a-f]{8}")
 PATTERN = re.compile(rb"crc32c:([0-9a-f]{8})")
 UNKNOWN = "crc32c:00000000"
 OCCURRENCES = 2
@@ -45,17 +49,41 @@ def write_table(
 def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
     """The checked table and its metadata; UserError names the file where a bit of it changed."""
     try:
-        buffer = pa.memory_map(str(path)).read_buffer()
+        data = map_file(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{str(path)!r} does not exist", "a complete store", "run the same extract again") from error
-    data = memoryview(buffer)
-    if not is_intact(data, [(match[1], match.start(1)) for match in PATTERN.finditer(data)]):
-        raise damaged(path, f"its {len(buffer)} bytes do not match their checksum")
-    reader = pa.ipc.open_file(buffer)
+    if not is_intact(memoryview(data), list(written_checksums(data))):
+        raise damaged(path, f"its {len(data)} bytes do not match their checksum")
+    reader = pa.ipc.open_file(pa.py_buffer(data))
     metadata = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
     if not reader.schema.remove_metadata().equals(schema.remove_metadata()):
         raise damaged(path, f"its columns are {', '.join(reader.schema.names)}, not {', '.join(schema.names)}")
     return reader.read_all().replace_schema_metadata(None), metadata
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """The bytes of a file, mapped: nothing is copied, and pages in the cache cost no fault each."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if os.fstat(fd).st_size == 0:
+            return b""
+        return mmap.mmap(fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def written_checksums(data: mmap.mmap | bytes) -> Iterator[tuple[bytes, int]]:
+    """The checksums in schema and footer, with the places of their digits; the columns are not searched.
+
+    Arrow writes: magic (8 bytes), marker (4), schema length (4), schema, ..., footer, footer length (4), magic (6).
+    """
+    size = len(data)
+    head, foot = int.from_bytes(data[12:16], "little"), int.from_bytes(data[-10:-6], "little")
+    for first, last in ((0, min(size, 16 + head)), (max(0, size - 10 - foot), size)):
+        while (first := data.find(PREFIX, first, last)) >= 0:
+            first += len(PREFIX)
+            if DIGITS.fullmatch(data[first : first + 8]):
+                yield data[first : first + 8], first
 
 
 def is_intact(data: memoryview, found: Sequence[tuple[bytes, int]], left_out: Sequence[tuple[int, int]] = ()) -> bool:
@@ -83,5 +111,5 @@ def damaged(path: Path, reason: str) -> UserError:
     return UserError(
         f"{str(path)!r} is damaged: {reason}",
         "the bytes that were written",
-        "copy the file again, or delete it and give the same extract again, which redoes what it stood for",
+        "copy the file again; `dflash verify STORE --repair` says what the same extract can redo",
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from .. import UserError
-from .files import FolderLock, NewFile, fsync_folder, publish, storage_error, temporary_path
+from .files import FolderLock, NewFile, fsync_folder, make_folder, publish, storage_error, temporary_path
+from .geometry import array_geometries
 from .index import (
     COMMITS_FOLDER,
     LAYOUT_LOCK,
@@ -25,8 +26,8 @@ from .index import (
     plan_sha256,
     write_plan,
 )
+from .links import plan_links
 from .manifest import MANIFEST_NAME, Manifest, read_manifest, require_same, write_manifest
-from .segment import array_geometries
 from .tokens_file import tokens_name, tokens_paths
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
@@ -47,7 +48,7 @@ def create_store(store_dir: Path, manifest: Manifest, plan_table: pa.Table, samp
         require_same(store_dir, read_manifest(store_dir), manifest)
     require_own_folder(store_dir)
     try:
-        store_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(store_dir)
         with FolderLock(store_dir, name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
             lay_out(store_dir, manifest, plan_table, samples_folder)
     except OSError as error:
@@ -72,7 +73,7 @@ def lay_out(store_dir: Path, manifest: Manifest, plan_table: pa.Table, samples_f
             publish(store_dir / name / MANIFEST_NAME, (json.dumps(geometry.array_json(), indent=2) + "\n").encode())
     place_tokens(store_dir / "plan", plan_table, samples_folder)
     if not (store_dir / PLAN_PATH).exists():
-        write_plan(store_dir, plan_table, manifest.segment_positions)
+        write_plan(store_dir, plan_table, manifest.segment_positions, plan_links(store_dir))
 
 
 def require_fitting(manifest: Manifest, plan_table: pa.Table) -> None:
@@ -81,6 +82,7 @@ def require_fitting(manifest: Manifest, plan_table: pa.Table) -> None:
     facts = {
         "num_samples": (manifest.num_samples, plan_table.num_rows),
         "num_positions": (manifest.num_positions, int(columns(plan_table)["n"].sum())),
+        "the largest first": (0, int(columns(plan_table)["first"].max(initial=0)) if manifest.window is None else 0),
         "plan_sha256": (manifest.plan_sha256, plan_sha256(plan_table, manifest.segment_positions)),
     }
     wrong = [f"{name} is {said}, the plan has {is_}" for name, (said, is_) in facts.items() if said != is_]
@@ -88,10 +90,10 @@ def require_fitting(manifest: Manifest, plan_table: pa.Table) -> None:
         raise ValueError(f"manifest and plan differ: {'; '.join(wrong)}")
 
 
-def require_own_folder(store_dir: Path) -> None:
+def require_own_folder(store_dir: Path, *, option: str = "--store") -> None:
     """Refuses a folder with other people's files in it; hidden files and temporaries do not count."""
     if store_dir.exists() and not store_dir.is_dir():
-        raise UserError(f"{str(store_dir)!r} is a file", "a folder for the store", "choose another --store")
+        raise UserError(f"{str(store_dir)!r} is a file", "a folder for the store", f"choose another {option}")
     if not store_dir.exists() or (store_dir / MANIFEST_NAME).exists():
         return
     ours = (".", f"{MANIFEST_NAME}.tmp.", "lost+found")  # the last one lies on every fresh disk
@@ -100,7 +102,7 @@ def require_own_folder(store_dir: Path) -> None:
         raise UserError(
             f"{str(store_dir)!r} holds {foreign[0]!r} and is no store",
             "a new or empty folder, or a store made with the same settings",
-            "choose another folder with --store, or empty this one",
+            f"choose another folder with {option}, or empty this one",
         )
 
 
@@ -126,12 +128,17 @@ def bring(source: Path, path: Path) -> None:
     """Links `source` to `path`, or copies it where links cannot be; whole or not at all."""
     temporary = temporary_path(path)
     try:
-        os.link(source, temporary)
+        os.link(source.resolve(), temporary)  # never a link to a link
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
         with source.open("rb") as reader, NewFile(path) as file:
             shutil.copyfileobj(reader, file, 1 << 22)
         return
+    fd = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fdatasync(fd)  # a copy of the samples may be on no disk yet, and the store outlives it
+    finally:
+        os.close(fd)
     os.replace(temporary, path)
     fsync_folder(path.parent)

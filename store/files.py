@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,6 +42,15 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it, so that a power cut does not take it away again."""
+    missing = [place for place in folder.absolute().parents if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in (folder.absolute(), *missing):  # the folder itself always: who made it may not have synced
+        with suppress(PermissionError):  # a folder above that we may not read cannot be synced
+            fsync_folder(made.parent)
+
+
 class NewFile:
     """A file that appears whole and durable under its final name, or not at all.
 
@@ -58,7 +67,10 @@ class NewFile:
         self.fd = -1
         self.size_bytes = 0
         with self.explained():
-            self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            self.fd = self.open_temporary()
+
+    def open_temporary(self) -> int:
+        return os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -93,11 +105,15 @@ class NewFile:
     def finish(self) -> int:
         """Syncs, renames to the final name, syncs the folder; returns the bytes of the file."""
         with self.explained():
+            self.complete()
             os.fdatasync(self.fd)
             os.replace(self.temporary, self.path)
             fsync_folder(self.path.parent)
         self.close()
         return self.size_bytes
+
+    def complete(self) -> None:
+        """Hands the system what is not with it yet; here nothing is held back."""
 
     def abort(self) -> None:
         """Removes the temporary; a file published earlier under this name stays."""
@@ -111,7 +127,7 @@ class NewFile:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> "NewFile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -144,12 +160,15 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
             left = drop(left, os.writev(fd, left))
 
 
-def read_all(fd: int, buffers: Sequence[memoryview], offset: int) -> bool:
-    """Fills flat byte buffers from `offset` on; False where the file ends before they are full."""
+def read_all(fd: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> bool:
+    """Fills flat byte buffers from `offset` on; False where the file ends before they are full.
+
+    `flags` are those of preadv2.
+    """
     for first in range(0, len(buffers), MAX_BUFFERS):
         left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
         while left:
-            count = os.preadv(fd, left, offset)
+            count = os.preadv(fd, left, offset, flags)
             if count == 0:
                 return False
             offset += count
@@ -179,21 +198,37 @@ def free_bytes(folder: Path) -> int:
 
 
 def storage_error(
-    error: OSError, path: Path, *, needed_bytes: int | None = None, safe: str = "what was published before stays safe"
+    error: OSError,
+    path: Path,
+    *,
+    needed_bytes: int | None = None,
+    is_most: bool = False,
+    safe: str = "what was published before stays safe",
 ) -> UserError:
-    """The one message for a disk that is full, broken or read-only: path, bytes, what stays safe."""
+    """The one message for a disk that is full, broken or read-only: path, bytes, what stays safe.
+
+    `is_most`: the bytes needed are a bound, since the codec compresses.
+    """
     name = errno.errorcode.get(error.errno or 0, "unknown error")
-    needed = "" if needed_bytes is None else f"; {human_bytes(needed_bytes)} ({needed_bytes} bytes) are still to write"
+    most = "at most " if is_most else ""
+    needed = "" if needed_bytes is None else f"; {most}{exact_bytes(needed_bytes)} are still to write"
     happened = f"writing {str(path)!r} failed: {error.strerror or error} ({name}){needed}"
     again = f"then give the same command again; {safe}"
+    try:
+        free = f"{exact_bytes(free_bytes(path.parent))} are free at {str(path.parent)!r}"
+    except OSError as unknown:
+        free = f"free space at {str(path.parent)!r} is unknown ({unknown.strerror})"
     if error.errno in NO_SPACE:
-        free = free_bytes(path.parent)
-        expected = f"more free space; {human_bytes(free)} ({free} bytes) are free at {str(path.parent)!r}"
-        return UserError(happened, expected, f"free space, {again}")
+        return UserError(happened, f"more free space; {free}", f"free space, {again}")
     if error.errno == errno.EIO:
-        return UserError(happened, "a disk that takes what is written to it", f"check the disk and its log, {again}")
-    expected = f"a folder that exists and may be written to: {str(path.parent)!r}"
+        expected = f"a disk that takes what is written to it; {free}"
+        return UserError(happened, expected, f"check the disk and its log, {again}")
+    expected = f"a folder that exists and may be written to; {free}"
     return UserError(happened, expected, f"check mount, rights and path, {again}")
+
+
+def exact_bytes(size_bytes: int) -> str:
+    return f"{human_bytes(size_bytes)} ({size_bytes} bytes)"
 
 
 def remove_temporaries(store_dir: Path, segments: Collection[int]) -> list[Path]:
@@ -217,7 +252,8 @@ def remove_temporaries(store_dir: Path, segments: Collection[int]) -> list[Path]
 class FolderLock:
     """Holds a folder for one process, through `flock` on a file in it; ends with the process.
 
-    Raises UserError, naming the holder, where the lock is still taken after `wait_s` seconds.
+    Raises UserError, naming the holder, where the lock is still taken after `wait_s` seconds, and where its file
+    cannot be written.
     """
 
     def __init__(self, folder: Path, *, name: str = ".lock", wait_s: float = 0.0) -> None:
@@ -226,12 +262,15 @@ class FolderLock:
         self.fd: int | None = None
 
     def __enter__(self) -> "FolderLock":
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            self.take(fd)
-        except BaseException:
-            os.close(fd)
-            raise
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                self.take(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise storage_error(error, self.path) from error
         self.fd = fd
         return self
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from .. import UserError
 from .files import NewFile, flat_bytes, publish
-from .manifest import checksum
+from .manifest import Manifest, checksum
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,7 @@ TENSORS_PATH = "frozen/frozen.safetensors"
 CONFIG_PATH = "frozen/config.json"
 SAFETENSORS_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 NAMES = ("embedding", "norm", "head")
+PIECE_BYTES = 2**24  # read at once while checking
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,17 @@ def safetensors_header(facts: Mapping[str, Mapping[str, Any]]) -> bytes:
     header: dict[str, Any] = {}
     offset = 0
     for name, fact in facts.items():
-        size_bytes = math.prod(fact["shape"]) * (4 if fact["dtype"] == "float32" else 2)
-        dtype = SAFETENSORS_NAMES[fact["dtype"]]
+        size_bytes, dtype = fact_bytes(fact), SAFETENSORS_NAMES[fact["dtype"]]
         header[name] = {"dtype": dtype, "shape": fact["shape"], "data_offsets": [offset, offset + size_bytes]}
         offset += size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def fact_bytes(fact: Mapping[str, Any]) -> int:
+    """Bytes of the tensor that a fact of config.json describes."""
+    return math.prod(fact["shape"]) * (4 if fact["dtype"] == "float32" else 2)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -143,19 +149,61 @@ def read_frozen(store_dir: Path) -> Frozen:
 
     document = read_document(Path(store_dir) / CONFIG_PATH)
     path = Path(store_dir) / TENSORS_PATH
+    check_tensors(path, document["tensors"])
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise damaged(path, str(error)) from error
-    if set(tensors) != set(document["tensors"]):
-        raise damaged(path, f"it holds {sorted(tensors)}, its config names {sorted(document['tensors'])}")
-    for name, fact in document["tensors"].items():
-        tensor = tensors[name]
-        is_same = list(tensor.shape) == fact["shape"] and str(tensor.dtype) == f"torch.{fact['dtype']}"
-        if not is_same or f"{google_crc32c.value(tensor_bytes(tensor)):08x}" != fact["crc32c"]:
-            raise damaged(path, f"{name} does not match its checksum")
     head = tensors.get("head", tensors["embedding"])
     return Frozen(tensors["embedding"], tensors["norm"], head, document["config"], document["is_tied"])
+
+
+def check_tensors(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises UserError unless the file is, bit for bit, the tensors that config.json describes; needs no torch."""
+    header = safetensors_header(facts)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(header)) != header:
+                raise damaged(path, "its header is not the one that config.json describes")
+            for name, fact in facts.items():
+                if f"{stream_crc32c(file, fact_bytes(fact)):08x}" != fact["crc32c"]:
+                    raise damaged(path, f"{name} does not match its checksum in {CONFIG_PATH}")
+            if file.read(1):
+                raise damaged(path, "it goes on after its last tensor")
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+
+
+def stream_crc32c(file: BufferedReader, size_bytes: int) -> int:
+    """crc32c of the next bytes of a file, read piece by piece; of what is there where the file ends early."""
+    crc, buffer = 0, np.empty(min(size_bytes, PIECE_BYTES), dtype=np.uint8)
+    while size_bytes:
+        count = file.readinto(buffer[:size_bytes].data)
+        if not count:
+            break
+        crc = google_crc32c.extend(crc, flat_bytes(buffer[:count]))
+        size_bytes -= count
+    return crc
+
+
+def check_frozen(store_dir: Path, manifest: Manifest) -> None:
+    """Raises UserError where the frozen parts are damaged, or not those of the target that the manifest names."""
+    path = Path(store_dir) / CONFIG_PATH
+    document = read_document(path)
+    facts = document["tensors"]
+    check_tensors(Path(store_dir) / TENSORS_PATH, facts)
+    config, target = document["config"], manifest.target
+    for name in sorted(set(config) | set(target)):
+        was, now = target.get(name, "(absent)"), config.get(name, "(absent)")
+        if was != now:
+            raise damaged(path, f"{name} = {json.dumps(now)}, the manifest's target has {json.dumps(was)}")
+    width = facts["embedding"]["shape"][-1]
+    if width != manifest.hidden_size:
+        raise damaged(path, f"its embedding is {width} wide, the states are {manifest.hidden_size}")
+    if "vocab_size" in target and facts["embedding"]["shape"][0] != target["vocab_size"]:
+        raise damaged(path, f"its embedding has {facts['embedding']['shape'][0]} rows, not {target['vocab_size']}")
+    if document["is_tied"] != ("head" not in facts):
+        raise damaged(path, f"is_tied = {document['is_tied']}, but its tensors are {', '.join(facts)}")
 
 
 def damaged(path: Path, reason: str) -> UserError:

@@ -9,8 +9,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ COMMIT_NAME = re.compile(r"(\d{8,})\.arrow")
 STATUS_OK, STATUS_NON_FINITE, STATUS_FAILED = 0, 1, 2
 STATUS_NAMES = ("ok", "non-finite", "failed")
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+NO_TEXTS = pa.array([], type=DICTIONARY)
+NO_BRACKETS = str.maketrans("", "", "[] ")
 
 PLAN_SCHEMA = pa.schema(
     [
@@ -36,6 +39,7 @@ PLAN_SCHEMA = pa.schema(
         pa.field("segment", pa.int32(), nullable=False),
         pa.field("position", pa.int32(), nullable=False),
         pa.field("n", pa.int32(), nullable=False),
+        pa.field("first", pa.int32(), nullable=False),
         pa.field("split", DICTIONARY, nullable=False),
         pa.field("task", DICTIONARY, nullable=False),
         pa.field("source", DICTIONARY, nullable=False),
@@ -58,15 +62,31 @@ COMMIT_SCHEMA = pa.schema(
 )
 
 
-class Commits(NamedTuple):
+@dataclass(frozen=True)
+class Commits:
     """All committed samples (COMMIT_SCHEMA, by segment and position) and what each segment weighs.
 
-    `segments` maps a committed segment to the bytes of its file(s): one number for `hidden`, one
-    more for `last` where the store has it.
+    `weights` is JSON, `[segment, bytes in hidden, bytes in last where the store has it]` for each segment in order:
+    a store of 1.1 M samples has some 90,000, which only those pay for who look at them.
     """
 
     table: pa.Table
-    segments: dict[int, tuple[int, ...]]
+    weights: str
+
+    def __len__(self) -> int:
+        """Committed segments."""
+        return self.weights.count("[") - 1
+
+    @cached_property
+    def file_bytes(self) -> np.ndarray:
+        """Segments and the bytes of their files [K, 1 + arrays] i64, by segment."""
+        numbers = np.fromstring(self.weights.translate(NO_BRACKETS), dtype=np.int64, sep=",")
+        return numbers.reshape(len(self), -1 if len(self) else 2)
+
+    @cached_property
+    def segments(self) -> dict[int, tuple[int, ...]]:
+        """The bytes of each segment's files: one number for `hidden`, one more for `last` where the store has it."""
+        return {segment: tuple(sizes) for segment, *sizes in self.file_bytes.tolist()}
 
 
 def columns(table: pa.Table) -> dict[str, np.ndarray]:
@@ -75,12 +95,16 @@ def columns(table: pa.Table) -> dict[str, np.ndarray]:
     return {name: table.column(name).to_numpy() for name in numeric}
 
 
+def coded(table: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
+    """A text column as codes [samples] i32 into texts, as it is stored: texts may be unused or repeated."""
+    column = table.column(name).unify_dictionaries()
+    chunk = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([*column.chunks, NO_TEXTS])
+    return chunk.indices.to_numpy(zero_copy_only=False), chunk.dictionary.to_pylist()
+
+
 def text_column(table: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
     """A text column as codes [samples] i32 into its distinct texts, in order of first appearance."""
-    column = table.column(name).unify_dictionaries().combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=DICTIONARY)
-    codes, texts = column.indices.to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
+    codes, texts = coded(table, name)
     used, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(first)  # distinct texts by first appearance
     rank = np.empty(len(order), dtype=np.int32)
@@ -111,12 +135,13 @@ def check_plan(table: pa.Table, segment_positions: int, num_segments: int) -> No
     if not table.schema.remove_metadata().equals(PLAN_SCHEMA):
         raise ValueError(f"plan columns are {table.schema}, expected {PLAN_SCHEMA}")
     plan = columns(table)
-    segment, first, n = plan["segment"].astype(np.int64), plan["position"].astype(np.int64), plan["n"]
-    start = segment * segment_positions + first
+    segment, position, n = plan["segment"].astype(np.int64), plan["position"].astype(np.int64), plan["n"]
+    start = segment * segment_positions + position
     end = start + -(-n.astype(np.int64) // CHUNK_POSITIONS) * CHUNK_POSITIONS
     rules = {
         "every n is at least 1": bool((n >= 1).all()),
-        f"positions are multiples of {CHUNK_POSITIONS} from 0": bool(((first >= 0) & (first % 64 == 0)).all()),
+        "every first is at least 0": bool((plan["first"] >= 0).all()),
+        f"positions are multiples of {CHUNK_POSITIONS} from 0": bool(((position >= 0) & (position % 64 == 0)).all()),
         f"segments lie in 0..{num_segments - 1}": bool(((segment >= 0) & (segment < num_segments)).all()),
         "no sample straddles segments": bool((end <= (segment + 1) * segment_positions).all()),
         "rows are sorted by segment and position, without overlap": bool((start[1:] >= end[:-1]).all()),
@@ -127,20 +152,23 @@ def check_plan(table: pa.Table, segment_positions: int, num_segments: int) -> No
         raise ValueError(f"the plan breaks: {'; '.join(broken)}")
 
 
-def write_plan(store_dir: Path, table: pa.Table, segment_positions: int) -> str:
-    """Writes `plan/index.arrow` and returns the plan's sha256."""
+def write_plan(store_dir: Path, table: pa.Table, segment_positions: int, links: Mapping[str, str] | None = None) -> str:
+    """Writes `plan/index.arrow` with `links` as metadata (see `links`) and returns the plan's sha256."""
     sha256 = plan_sha256(table, segment_positions)
-    write_table(Path(store_dir) / PLAN_PATH, table.unify_dictionaries(), {"plan_sha256": sha256})
+    write_table(Path(store_dir) / PLAN_PATH, table.unify_dictionaries(), {**(links or {}), "plan_sha256": sha256})
     return sha256
 
 
 def read_plan(store_dir: Path, plan_sha256: str | None = None) -> pa.Table:
-    """The plan of a store (PLAN_SCHEMA), checked bit for bit, and that it is the one of the manifest."""
+    """The plan of a store (PLAN_SCHEMA), checked bit for bit, and that it is the one of the manifest.
+
+    The table's schema metadata are the file's.
+    """
     path = Path(store_dir) / PLAN_PATH
     table, metadata = read_table(path, PLAN_SCHEMA)
     if plan_sha256 is not None:
         require_plan(path, metadata, plan_sha256)
-    return table
+    return table.replace_schema_metadata(metadata)
 
 
 def commit_path(store_dir: Path, segment: int) -> Path:
@@ -173,11 +201,12 @@ def committed_segments(store_dir: Path) -> set[int]:
 
 def read_commits(store_dir: Path, plan_sha256: str) -> Commits:
     """Every commit file, checked: bits, segment number, and that it belongs to this plan."""
-    tables, segments = [COMMIT_SCHEMA.empty_table()], {}
+    tables, weights = [COMMIT_SCHEMA.empty_table()], []
     for segment in sorted(committed_segments(store_dir)):
-        table, segments[segment] = read_commit(store_dir, segment, plan_sha256)
+        table, sizes = read_commit(store_dir, segment, plan_sha256)
         tables.append(table)
-    return Commits(pa.concat_tables(tables), segments)
+        weights.append([segment, *sizes])
+    return Commits(pa.concat_tables(tables), json.dumps(weights))
 
 
 def read_commit(store_dir: Path, segment: int, plan_sha256: str) -> tuple[pa.Table, tuple[int, ...]]:
@@ -199,10 +228,9 @@ def require_plan(path: Path, metadata: Mapping[str, str], plan_sha256: str) -> N
 def write_consolidated(store_dir: Path, plan_sha256: str, num_segments: int) -> bool:
     """Writes `index.arrow` from the commits; writes nothing and says False while segments are missing."""
     commits = read_commits(store_dir, plan_sha256)
-    if len(commits.segments) < num_segments:
+    if len(commits) < num_segments:
         return False
-    weights = json.dumps([[segment, *sizes] for segment, sizes in commits.segments.items()])
-    metadata = {"plan_sha256": plan_sha256, "segments": weights}
+    metadata = {"plan_sha256": plan_sha256, "segments": commits.weights}
     with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
         for left_over in Path(store_dir).glob(f"{CONSOLIDATED_NAME}.tmp.*"):
             left_over.unlink()
@@ -221,8 +249,11 @@ def forget_consolidated(store_dir: Path) -> None:
 def read_consolidated(store_dir: Path, plan_sha256: str) -> Commits | None:
     """The content of `index.arrow`, checked; None where there is no such file."""
     path = Path(store_dir) / CONSOLIDATED_NAME
-    if not path.exists():
-        return None
-    table, metadata = read_table(path, COMMIT_SCHEMA)
+    try:
+        table, metadata = read_table(path, COMMIT_SCHEMA)
+    except UserError:
+        if path.exists():
+            raise
+        return None  # a writer that starts a segment again may remove it at any moment
     require_plan(path, metadata, plan_sha256)
-    return Commits(table, {segment: tuple(sizes) for segment, *sizes in json.loads(metadata["segments"])})
+    return Commits(table, metadata["segments"])

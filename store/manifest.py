@@ -18,6 +18,7 @@ MANIFEST_NAME = "zarr.json"
 ATTRIBUTE = "dflash"
 CHECKSUM_ATTRIBUTE = "dflash_sha256"
 DESCRIPTION_ONLY = ("data.report",)  # told to the reader, no part of the identity
+ZARR_GROUP = (3, "group")  # zarr_format and node_type
 SHOWN_DIFFERENCES = 3
 SHOWN_CHARACTERS = 120
 
@@ -27,7 +28,8 @@ class Manifest:
     """The identity and the sizes of a store; `target` and `data` hold plain JSON values.
 
     `num_positions` counts recorded positions, without padding; `segment_positions` is the length
-    of one segment; `data` is the content of DATA's data.json, of which `report` is no identity.
+    of one segment; `data` is the content of DATA's data.json, of which `report` is no identity. With a `window`
+    tokens more than that many before a sample's first eligible anchor are not recorded.
     """
 
     target: dict[str, Any]
@@ -35,6 +37,7 @@ class Manifest:
     tap_layers: tuple[int, ...]
     hidden_size: int
     has_last: bool = False
+    window: int | None = None
     codec: str = "raw"
     dtype: str = "bfloat16"
     segment_positions: int
@@ -74,7 +77,8 @@ def read_manifest(store_dir: Path) -> Manifest:
     except UnicodeDecodeError as error:
         raise damaged(path, str(error)) from error
     try:
-        attributes = json.loads(text)["attributes"]
+        group = json.loads(text)
+        attributes, kind = group["attributes"], (group["zarr_format"], group["node_type"])
         value, expected = attributes[ATTRIBUTE], attributes[CHECKSUM_ATTRIBUTE]
         version = value["version"]
     except (ValueError, KeyError, TypeError) as error:
@@ -85,6 +89,8 @@ def read_manifest(store_dir: Path) -> Manifest:
             f"version {FORMAT_VERSION}, the one this program reads and writes",
             "use the version of dflash-offline that made the store, or make it anew",
         )
+    if kind != ZARR_GROUP:
+        raise damaged(path, f"zarr_format and node_type are {kind}, not {ZARR_GROUP}")
     if checksum(value) != expected:
         raise damaged(path, "its facts do not match their checksum")
     names = {field.name for field in fields(Manifest)}
@@ -129,8 +135,11 @@ def collect(old: Any, new: Any, name: str, found: list[tuple[str, Any, Any]]) ->
         found.append((name, old, new))
 
 
-def require_same(store_dir: Path, old: Manifest, new: Manifest) -> None:
-    """Refuses, with names and both values, when a store is asked to hold something else."""
+def require_same(store_dir: Path, old: Manifest, new: Manifest, *, option: str = "--store") -> None:
+    """Refuses, with names and both values, when a store is asked to hold something else.
+
+    `option` is how the user named the store.
+    """
     found = differences(old, new)
     if not found:
         return
@@ -139,7 +148,7 @@ def require_same(store_dir: Path, old: Manifest, new: Manifest) -> None:
     raise UserError(
         f"the store {str(store_dir)!r} was made with other settings: {'; '.join(shown)}{more}",
         "the settings the store was made with; nothing in it was touched",
-        "give the old settings again, or choose another folder with --store",
+        f"give the old settings again, or choose another folder with {option}",
     )
 
 

@@ -5,95 +5,115 @@ way. Runs in the loader process: numpy and Arrow, no torch. Opening a store make
 per sample, so a million samples open in well under a second.
 """
 
+import shlex
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
-import pyarrow as pa
 
 from .. import UserError
 from .arrow_file import damaged
-from .files import flat_bytes
-from .index import (
-    CONSOLIDATED_NAME,
-    STATUS_NAMES,
-    STATUS_OK,
-    Commits,
-    columns,
-    commit_path,
-    read_commits,
-    read_consolidated,
-    read_plan,
-    text_column,
-)
+from .files import flat_bytes, read_all
+from .geometry import array_geometries, segment_path
+from .index import Commits, columns, read_commits, read_consolidated, read_plan
+from .links import require_linked
 from .manifest import Manifest, read_manifest
+from .ranges import ALL, parse_ranges
+from .sample_index import COMPARED, SampleIndex, join, snapshot
 from .samples import SampleTable
-from .segment import SegmentDamage, SegmentReader, array_geometries, segment_path
+from .segment_reader import SegmentReader
+from .slices import SegmentDamage, Slice
+from .slices_together import SlicePool
 from .tokens_file import tokens_name
+from .uncached import UncachedReads
+
+__all__ = ["COMPARED", "Request", "SampleIndex", "StoreReader", "current_commits", "open_tokens"]
 
 MAX_OPEN_SEGMENTS = 128
-COMPARED = ("sample_id", "segment", "position", "n")
+MAX_THREADS = 4  # more bring nothing: checksums hold the interpreter's lock
 
 
-@dataclass(frozen=True, slots=True)
-class SampleIndex:
-    """The readable samples as numpy columns [N], in the order of the plan (segment, position).
+class Request(NamedTuple):
+    """A slice of one sample and where it goes; see `StoreReader.read`."""
 
-    `n` counts recorded positions; `position` is the first one inside the segment. Text columns are
-    object arrays whose few strings are shared.
-    """
-
-    sample_id: np.ndarray  # i64
-    segment: np.ndarray  # i32
-    position: np.ndarray  # i32
-    n: np.ndarray  # i32
-    crc32c: np.ndarray  # u32, over the chunk checksums of `hidden`
-    last_crc32c: np.ndarray  # u32, the same of `last`, 0 where the store has none
-    split: np.ndarray
-    task: np.ndarray
-    source: np.ndarray
-    source_line: np.ndarray  # i64
-    tokens_file: np.ndarray  # i32
-    tokens_row: np.ndarray  # i32
+    i: int
+    out: np.ndarray
+    taps: Sequence[int] | None = None
+    start: int = 0
+    stop: int | None = None
 
 
 class StoreReader:
     """A store opened for reading, as of this moment: what is committed later is not seen.
 
     Raises UserError where there is no store, where it is damaged, and, without `partial`, where
-    segments are still missing.
+    segments are still missing. `threads` (1 to 4) read together, inside this process; with `uncached` the states
+    that were read are not kept in the page cache, for stores larger than memory.
     """
 
-    def __init__(self, store_dir: Path, *, partial: bool = False) -> None:
+    def __init__(self, store_dir: Path, *, partial: bool = False, threads: int = 1, uncached: bool = False) -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads is {threads}, expected 1 to {MAX_THREADS}")
         self.store_dir = Path(store_dir)
         self.manifest = read_manifest(self.store_dir)
         self.geometries = array_geometries(self.manifest)
         plan_table = read_plan(self.store_dir, self.manifest.plan_sha256)
-        commits = current_commits(self.store_dir, self.manifest)
-        if len(commits.segments) < self.manifest.num_segments and not partial:
+        require_linked(self.store_dir, self.manifest, plan_table)
+        self.commits = current_commits(self.store_dir, self.manifest)
+        if len(self.commits) < self.manifest.num_segments and not partial:
             raise UserError(
                 f"the store {str(self.store_dir)!r} is not complete: "
-                f"{len(commits.segments)} of {self.manifest.num_segments} segments are committed",
+                f"{len(self.commits)} of {self.manifest.num_segments} segments are committed",
                 "a complete store",
                 "run the same extract again to complete it, or read what is there with --partial",
             )
-        self.file_bytes = commits.segments
-        self.samples, self.num_statuses = join(self.store_dir, plan_table, commits)
-        self.table = open_tokens(self.store_dir, columns(plan_table))
+        self.samples, self.num_statuses = join(self.store_dir, plan_table, self.commits)
+        self.table = SampleTable(self.store_dir / "plan", lazily=True)
+        require_files(self.table, columns(plan_table)["tokens_file"])
         self.segments: OrderedDict[tuple[str, int], SegmentReader] = OrderedDict()
+        self.fill_bytes = UncachedReads() if uncached else read_all
+        self.pool = SlicePool(threads)
 
     def __len__(self) -> int:
         return len(self.samples.sample_id)
 
+    @property
+    def file_bytes(self) -> dict[int, tuple[int, ...]]:
+        """The bytes of the files of each committed segment."""
+        return self.commits.segments
+
+    @property
+    def snapshot(self) -> str:
+        """What was committed at opening, as a sha256: equal for two readers that see the same states."""
+        return snapshot(self.commits, self.manifest.plan_sha256)
+
+    def snapshot_of(self, segments: Iterable[int]) -> str:
+        """The snapshot that a reader had when only these segments were committed.
+
+        Raises UserError where one of them is not committed any more.
+        """
+        try:
+            return snapshot(self.commits, self.manifest.plan_sha256, segments)
+        except KeyError as error:
+            raise UserError(
+                f"segment {error} of the store {str(self.store_dir)!r} is not committed any more",
+                "every segment of the snapshot",
+                "run the same extract again: it redoes what is missing",
+            ) from error
+
+    def snapshot_in(self, segments: str) -> str:
+        """The snapshot of segments as a run or a manifest names them: 'all', or like 0-3,7."""
+        return self.snapshot if segments == ALL else self.snapshot_of(parse_ranges(segments))
+
     def rows(self, split: str) -> np.ndarray:
         """The numbers i [k] of all samples of a split."""
-        return np.flatnonzero(self.samples.split == split)
+        return self.samples.numbers("split", split)
 
     def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [S] u32 (a read-only view) and loss mask [S] bool of sample i; S is at least n + 1."""
+        """Ids [S] u32 (a read-only view) and loss mask [S] bool of sample i, recorded or not; first + n < S."""
         return self.table.tokens_at(int(self.samples.tokens_file[i]), int(self.samples.tokens_row[i]))
 
     def read(
@@ -106,50 +126,92 @@ class StoreReader:
         stop: int | None = None,
         verify: bool = True,
     ) -> None:
-        """Fills `out` with the taps of sample i at its positions start to stop (default: n).
+        """Fills `out` with the taps of sample i at its recorded positions start to stop (default: n).
 
+        Position 0 is that of token `samples.first[i]`.
         out [Lt', stop - start, H] u16 (bfloat16 bits), each plane contiguous; taps: numbers into
         `manifest.tap_layers`, in the order of `out`; default: all. Raises UserError, naming file,
         segment, sample and tap, for anything that is not what was committed.
         """
-        self.fill("hidden", i, out, taps, start, stop, verify)
+        self.read_many([Request(i, out, taps, start, stop)], verify=verify)
+
+    def read_rows(
+        self,
+        i: int,
+        out: np.ndarray,
+        *,
+        taps: Sequence[int] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        verify: bool = True,
+        array: str = "hidden",
+    ) -> None:
+        """As `read`, but fills out [Lt', stop - start, row_bytes] u8 with rows as the store's codec encodes them.
+
+        Those of raw and zstd are the bfloat16 bits themselves.
+        """
+        self.read_many([Request(i, out, taps, start, stop)], verify=verify, encoded=True, array=array)
 
     def read_last(
         self, i: int, out: np.ndarray, *, start: int = 0, stop: int | None = None, verify: bool = True
     ) -> None:
         """Fills `out` [stop - start, H] u16 with the last hidden states (before the final norm)."""
-        if "last" not in self.geometries:
+        self.read_many([Request(i, out[None], None, start, stop)], verify=verify, array="last")
+
+    def read_many(
+        self,
+        requests: Sequence[Request],
+        *,
+        verify: bool = True,
+        encoded: bool = False,
+        array: str = "hidden",
+    ) -> None:
+        """Fills the `out` of every request, as `read` does or, `encoded`, as `read_rows` does.
+
+        With several threads the chunks of all requests are shared out among them. The error is that of the first
+        request that fails, however many threads there are; nothing is written into any `out` after it is raised.
+        """
+        if array not in self.geometries:
             raise UserError(
                 f"the store {str(self.store_dir)!r} holds no last hidden states",
                 "a store made with `dflash extract --last`",
                 "extract again with --last, or choose a loss that needs none",
             )
-        self.fill("last", i, out[None], None, start, stop, verify)
+        for first in range(0, len(requests), MAX_OPEN_SEGMENTS):  # a group's segments all stay open
+            group = requests[first : first + MAX_OPEN_SEGMENTS]
+            slices = [self.slice(array, request, verify, encoded) for request in group]
+            errors = self.pool.read(slices)
+            for request, wanted, error in zip(group, slices, errors):
+                if error is None and verify:
+                    error = self.difference(array, request, wanted)
+                if error is not None:
+                    raise self.explain(error, array, request.i) from error
 
-    def fill(
-        self,
-        array: str,
-        i: int,
-        out: np.ndarray,
-        taps: Sequence[int] | None,
-        start: int,
-        stop: int | None,
-        verify: bool,
-    ) -> None:
+    def slice(self, array: str, request: Request, verify: bool, encoded: bool) -> Slice:
+        """What is to be read of the open segment, checked against its index."""
+        i, out, taps, start, stop = request
         n = int(self.samples.n[i])
         stop = n if stop is None else stop
         if not 0 <= start < stop <= n:
             raise ValueError(f"positions {start} to {stop} of sample {i}, which has {n}")
-        position, segment = int(self.samples.position[i]), int(self.samples.segment[i])
         try:
-            reader = self.segment(array, segment)
-            stored = reader.read(position, stop - start, out, taps=taps, start=start, verify=verify)
-            is_whole = stop - start == n and (taps is None or list(taps) == list(range(reader.geometry.taps)))
-            committed = self.samples.crc32c if array == "hidden" else self.samples.last_crc32c
-            if verify and is_whole and google_crc32c.value(flat_bytes(stored)) != committed[i]:
-                raise SegmentDamage(reader.path, "its states are not those of the commit", position=position)
+            reader = self.segment(array, int(self.samples.segment[i]))
+            position = int(self.samples.position[i])
+            return reader.slice(position, stop - start, out, taps, start, verify=verify, encoded=encoded)
         except (SegmentDamage, OSError) as error:
             raise self.explain(error, array, i) from error
+
+    def difference(self, array: str, request: Request, wanted: Slice) -> SegmentDamage | None:
+        """What is wrong where all states of a sample were read, each is sound, and they are not the committed ones."""
+        i = request.i
+        geometry = self.geometries[array]
+        if wanted.n < self.samples.n[i] or wanted.taps != list(range(geometry.taps)):
+            return None
+        committed = self.samples.crc32c if array == "hidden" else self.samples.last_crc32c
+        if google_crc32c.value(flat_bytes(wanted.checksums)) == committed[i]:
+            return None
+        path = segment_path(self.store_dir, array, int(self.samples.segment[i]))
+        return SegmentDamage(path, "its states are not those of the commit", position=int(self.samples.position[i]))
 
     def segment(self, array: str, segment: int) -> SegmentReader:
         """The open segment; the longest unused one is closed when too many are open."""
@@ -157,9 +219,10 @@ class StoreReader:
         if key in self.segments:
             self.segments.move_to_end(key)
             return self.segments[key]
-        sizes = dict(zip(self.geometries, self.file_bytes[segment]))
+        row = np.searchsorted(self.commits.file_bytes[:, 0], segment)
+        sizes = dict(zip(self.geometries, self.commits.file_bytes[row, 1:].tolist()))
         path = segment_path(self.store_dir, array, segment)
-        reader = SegmentReader(path, self.geometries[array], file_bytes=sizes[array])
+        reader = SegmentReader(path, self.geometries[array], file_bytes=sizes[array], fill=self.fill_bytes)
         self.segments[key] = reader
         if len(self.segments) > MAX_OPEN_SEGMENTS:
             self.segments.popitem(last=False)[1].close()
@@ -179,10 +242,8 @@ class StoreReader:
             if error.position is not None:
                 first = error.position - int(self.samples.position[i])
                 where += f", from its position {first}"
-        commit = commit_path(self.store_dir, segment)
-        advice = (
-            f"delete {str(commit)!r} and {CONSOLIDATED_NAME}, then run the same extract again: it redoes this segment"
-        )
+        command = f"dflash verify {shlex.quote(str(self.store_dir))} --repair"
+        advice = f"`{command}` takes such segments back, the same extract redoes them"
         if isinstance(error, OSError):
             advice = "check the disk and its log, the mount, and the limit of open files"
         return UserError(
@@ -190,7 +251,8 @@ class StoreReader:
         )
 
     def close(self) -> None:
-        """Closes all segment files; reading opens them again."""
+        """Closes all segment files and ends the threads; reading opens and starts them again."""
+        self.pool.close()
         while self.segments:
             self.segments.popitem()[1].close()
 
@@ -204,57 +266,23 @@ class StoreReader:
 def current_commits(store_dir: Path, manifest: Manifest) -> Commits:
     """The commits: from `index.arrow` where it is there and complete, else one by one."""
     consolidated = read_consolidated(store_dir, manifest.plan_sha256)
-    if consolidated is not None and len(consolidated.segments) == manifest.num_segments:
+    if consolidated is not None and len(consolidated) == manifest.num_segments:
         return consolidated
     return read_commits(store_dir, manifest.plan_sha256)
 
 
 def open_tokens(store_dir: Path, plan: dict[str, np.ndarray]) -> SampleTable:
-    """The token files of a store; UserError where they hold fewer samples than the plan names."""
+    """The token files of a store, all opened; UserError where they hold fewer samples than the plan names."""
     table = SampleTable(store_dir / "plan")
-    files = plan["tokens_file"]
-    number = int(files.max(initial=0))
-    lengths = np.diff(table.file_first_rows)
-    if number < len(lengths):
-        short = files[plan["tokens_row"] >= lengths[files]]
-        number = int(short[0]) if len(short) else -1
-    if number >= 0:
-        path = store_dir / "plan" / tokens_name(number)
-        raise damaged(path, "it is missing or holds fewer samples than the plan names")
+    require_files(table, plan["tokens_file"])
+    short = plan["tokens_file"][plan["tokens_row"] >= np.diff(table.file_first_rows)[plan["tokens_file"]]]
+    if len(short):
+        raise damaged(table.paths[int(short[0])], "it holds fewer samples than the plan names")
     return table
 
 
-def join(store_dir: Path, plan_table: pa.Table, commits: Commits) -> tuple[SampleIndex, dict[str, int]]:
-    """The healthy committed samples, and how many have which status.
-
-    Raises UserError where commits and plan speak of different samples.
-    """
-    plan, committed = columns(plan_table), columns(commits.table)
-    done = np.fromiter(commits.segments, dtype=np.int32, count=len(commits.segments))
-    is_done = np.isin(plan["segment"], done)
-    planned = {name: plan[name][is_done] for name in COMPARED}
-    segment = first_difference(planned, committed)
-    if segment is not None:
-        raise damaged(commit_path(store_dir, segment), "its samples are not those of the plan")
-    statuses = np.bincount(committed["status"], minlength=len(STATUS_NAMES))
-    is_ok = committed["status"] == STATUS_OK
-    chosen = {name: column[is_done][is_ok] for name, column in plan.items()}
-    for name in ("split", "task", "source"):
-        codes, texts = text_column(plan_table, name)
-        chosen[name] = np.array([*texts, None], dtype=object)[codes[is_done][is_ok]]
-    index = SampleIndex(**chosen, crc32c=committed["crc32c"][is_ok], last_crc32c=committed["last_crc32c"][is_ok])
-    return index, {name: int(statuses[code]) for code, name in enumerate(STATUS_NAMES)}
-
-
-def first_difference(planned: dict[str, np.ndarray], committed: dict[str, np.ndarray]) -> int | None:
-    """The first segment whose committed samples differ from the planned ones, None without any."""
-    counts = [np.bincount(table["segment"]) for table in (planned, committed)]
-    length = max(len(count) for count in counts)
-    uneven = np.flatnonzero(np.subtract(*(np.pad(count, (0, length - len(count))) for count in counts)))
-    if len(uneven):
-        return int(uneven[0])
-    for name in COMPARED:
-        wrong = np.flatnonzero(planned[name] != committed[name])
-        if len(wrong):
-            return int(planned["segment"][wrong[0]])
-    return None
+def require_files(table: SampleTable, tokens_file: np.ndarray) -> None:
+    """Refuses a store without the last of the token files that its plan names; one in between was missed before."""
+    number = int(tokens_file.max(initial=0))
+    if number >= len(table.paths):
+        raise damaged(table.folder / tokens_name(number), "it is missing")

@@ -5,6 +5,7 @@ This file owns what an eligible anchor is. It knows no chat, no tokenizer and no
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -12,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from .. import UserError
-from .tokens_file import TEXT_COLUMNS, TOKENS_SCHEMA, TokensFile, is_sound, tokens_crc, tokens_name, tokens_paths
+from .mapped_tokens import MappedTokens
+from .tokens_file import TEXT_COLUMNS, TOKENS_SCHEMA, TokensFile, tokens_name, tokens_paths
 
 
 def eligible_anchors(loss_mask: np.ndarray) -> np.ndarray:
@@ -28,8 +30,20 @@ def eligible_anchors(loss_mask: np.ndarray) -> np.ndarray:
 
 def recorded_length(loss_mask: np.ndarray) -> int:
     """Positions of a sample that some drafter reads: its last eligible anchor + 1, 0 without one."""
+    return recorded_range(loss_mask)[1]
+
+
+def recorded_range(loss_mask: np.ndarray, window: int | None = None) -> tuple[int, int]:
+    """The first token that some drafter reads and how many it reads from there: tokens first .. first + n - 1.
+
+    The last one is the last eligible anchor. With `window` no drafter looks back over more than that many
+    tokens, so those further before the first eligible anchor are left out; (0, 0) without an anchor.
+    """
     anchors = np.flatnonzero(eligible_anchors(loss_mask))
-    return int(anchors[-1]) + 1 if len(anchors) else 0
+    if not len(anchors):
+        return 0, 0
+    first = 0 if window is None else max(0, int(anchors[0]) - window)
+    return first, int(anchors[-1]) + 1 - first
 
 
 class SampleWriter:
@@ -110,14 +124,14 @@ class SampleWriter:
 class SampleTable:
     """The samples of a folder, memory-mapped: opening it touches no token, however many there are.
 
-    Raises UserError where the folder holds no token files, one is missing in between, or one is
-    damaged.
+    Raises UserError where the folder holds no token files, one is missing in between, or one is damaged; with
+    `lazily` a file is opened and checked when a sample of it is first asked for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, lazily: bool = False) -> None:
         self.folder = Path(folder)
-        self.paths = list(tokens_paths(self.folder).values())
-        numbers = list(tokens_paths(self.folder))
+        found = tokens_paths(self.folder)
+        self.paths, numbers = list(found.values()), list(found)
         if not numbers or numbers != list(range(len(numbers))):
             missing = next(n for n in range(len(numbers) + 1) if n not in numbers)
             raise UserError(
@@ -125,40 +139,37 @@ class SampleTable:
                 "a folder with tokens-00000.arrow and all that follow",
                 "check the path; `dflash prepare` makes such a folder",
             )
-        self.batches: list[pa.RecordBatch] = []
-        self.batch_files: list[int] = []
-        for number, path in enumerate(self.paths):
-            for batch in open_batches(path):
-                self.batches.append(batch)
-                self.batch_files.append(number)
-        lengths = np.array([batch.num_rows for batch in self.batches], dtype=np.int64)
-        self.first_rows = np.concatenate([[0], np.cumsum(lengths)])  # [batches + 1] i64
-        per_file = np.bincount(self.batch_files, weights=lengths, minlength=len(self.paths)).astype(np.int64)
-        self.file_first_rows = np.concatenate([[0], np.cumsum(per_file)])  # [files + 1] i64
+        self.opened: dict[int, MappedTokens] = {}
+        if not lazily:
+            len(self)  # opens all of them
+
+    def file(self, number: int) -> MappedTokens:
+        if number not in self.opened:
+            self.opened[number] = MappedTokens(self.paths[number])
+        return self.opened[number]
+
+    @cached_property
+    def file_first_rows(self) -> np.ndarray:
+        """Rows before each file [files + 1] i64."""
+        return np.cumsum([0, *(len(self.file(number)) for number in range(len(self.paths)))], dtype=np.int64)
+
+    @property
+    def batches(self) -> list[pa.RecordBatch]:
+        return [batch for number in range(len(self.paths)) for batch in self.file(number).batches]
 
     def __len__(self) -> int:
-        return int(self.first_rows[-1])
+        return int(self.file_first_rows[-1])
 
     def tokens(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids [S] u32 (a read-only view of the file) and loss mask [S] bool of one sample, checked."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} samples in {str(self.folder)!r}")
-        number = int(np.searchsorted(self.first_rows, row, side="right")) - 1
-        batch, inside = self.batches[number], int(row - self.first_rows[number])
-        ids, mask = list_item(batch.column(0), inside), list_item(batch.column(1), inside)
-        expected = batch.column("crc32c")[inside].as_py()
-        if ids is None or mask is None or len(ids) != len(mask) or tokens_crc(ids, mask) != expected:
-            path = self.paths[self.batch_files[number]]
-            raise UserError(
-                f"{str(path)!r} is damaged: the tokens of sample row {row} do not match their checksum",
-                "the bytes that were written",
-                "make the samples again with `dflash prepare`, or copy the file again",
-            )
-        return ids, mask != 0
+        number = int(np.searchsorted(self.file_first_rows, row, side="right")) - 1
+        return self.file(number).tokens(row - int(self.file_first_rows[number]), called=row)
 
     def tokens_at(self, file: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """As `tokens`, by number of the file and row inside it, as a plan names them."""
-        return self.tokens(int(self.file_first_rows[file]) + row)
+        return self.file(file).tokens(row)
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
         """The file [N] i32 and the row inside it [N] i32 of every sample, as a plan names them."""
@@ -185,6 +196,21 @@ class SampleTable:
             parts.append(np.array(own, dtype=np.int32)[column.indices.to_numpy()])
         return np.concatenate(parts), list(names)
 
+    def first_anchors(self) -> np.ndarray:
+        """The first eligible anchor [N] i64 of every sample, -1 without one; reads all masks, unchecked."""
+        parts = [np.empty(0, dtype=np.int64)]
+        for batch in self.batches:
+            masks = batch.column("loss_mask")
+            offsets = masks.offsets.to_numpy().astype(np.int64)  # [rows + 1]
+            mask = masks.values.to_numpy()  # u8, of all rows
+            is_anchor = mask.astype(bool)
+            is_anchor[:-1] &= is_anchor[1:]
+            is_anchor[offsets[1:] - 1] = False  # the last token of a sample; the next one is another's
+            anchors = np.append(np.flatnonzero(is_anchor), len(mask))
+            found = anchors[np.searchsorted(anchors, offsets[:-1])]  # [rows]
+            parts.append(np.where(found < offsets[1:], found - offsets[:-1], -1))
+        return np.concatenate(parts)
+
     def fingerprint(self) -> str:
         """sha256 of what the samples are: lengths, ids, masks and splits in row order.
 
@@ -200,28 +226,3 @@ class SampleTable:
             texts = [f"{text}\0".encode() for text in splits.dictionary.to_pylist()]
             digests[3].update(b"".join(texts[code] for code in splits.indices.to_pylist()))
         return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
-
-
-def open_batches(path: Path) -> list[pa.RecordBatch]:
-    """The record batches of a mapped token file; nothing is copied."""
-    try:
-        buffer = pa.memory_map(str(path)).read_buffer()
-        if not is_sound(memoryview(buffer)):
-            raise pa.ArrowInvalid(f"its {len(buffer)} bytes do not match their checksum")
-        reader = pa.ipc.open_file(buffer)
-        if reader.schema.remove_metadata() != TOKENS_SCHEMA:
-            raise pa.ArrowInvalid(f"its columns are {', '.join(reader.schema.names)}")
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"{str(path)!r} is no whole token file: {error}".replace("\n", " "),
-            f"an Arrow IPC file with the columns {', '.join(TOKENS_SCHEMA.names)}",
-            "make the samples again with `dflash prepare`, or copy the file again",
-        ) from error
-
-
-def list_item(column: pa.ListArray, row: int) -> np.ndarray | None:
-    """Row `row` of a list column as a view of the mapped bytes; None where its offsets are damaged."""
-    values = column.values.to_numpy()
-    first, last = column.offsets[row].as_py(), column.offsets[row + 1].as_py()
-    return values[first:last] if 0 <= first <= last <= len(values) else None

@@ -5,20 +5,28 @@ import re
 import numpy as np
 
 from .. import UserError
+from .blosc_frame import HEADER
 from .codecs import get_codec
 
 CHUNK_POSITIONS = 64
 INDEX_ENTRY_BYTES = 16
 CHECKSUM_BYTES = 4
+COMMIT_BYTES = 8192  # a commit of some hundred samples, in whole blocks of the disk
+PLAN_ROW_BYTES = 128  # plan row, its commit row and its row in the consolidated index
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40, "PI": 2**50}
 
 
 def bytes_per_position(num_taps: int, hidden_size: int, *, has_last: bool = False, codec: str = "raw") -> float:
-    """Bytes one recorded position takes, its share of the chunk checksums included."""
-    planes = num_taps + int(has_last)
-    return planes * (get_codec(codec).bytes_per_value * hidden_size + CHECKSUM_BYTES / CHUNK_POSITIONS)
+    """Bytes one recorded position takes, its share of its chunks' heads and checksums included; at most, with zstd."""
+    return (num_taps + int(has_last)) * chunk_bytes(hidden_size, codec) / CHUNK_POSITIONS
+
+
+def chunk_bytes(hidden_size: int, codec: str) -> int:
+    """Bytes of one stored chunk and its checksum; at most, with zstd, which puts a head before what does not pack."""
+    own = get_codec(codec)
+    return CHUNK_POSITIONS * own.row_bytes(hidden_size) + CHECKSUM_BYTES + (HEADER.size if own.is_compressed else 0)
 
 
 def store_bytes(
@@ -33,14 +41,14 @@ def store_bytes(
 ) -> int:
     """Bytes of all segment files of a plan: padded chunks, their checksums, and one index a file.
 
-    `num_recorded` [samples] holds the recorded positions of each sample. Exact for the raw codec.
+    `num_recorded` [samples] holds the recorded positions of each sample. Exact for raw and int8; zstd never takes more.
     """
     num_chunks = int((-(-np.asarray(num_recorded, dtype=np.int64) // CHUNK_POSITIONS)).sum())
-    chunk_bytes = int(CHUNK_POSITIONS * hidden_size * get_codec(codec).bytes_per_value) + CHECKSUM_BYTES
     planes = num_taps + int(has_last)
     index_bytes = segment_positions // CHUNK_POSITIONS * planes * INDEX_ENTRY_BYTES
     num_files = num_segments * (1 + int(has_last))
-    return num_chunks * planes * chunk_bytes + num_segments * index_bytes + num_files * CHECKSUM_BYTES
+    states_bytes = num_chunks * planes * chunk_bytes(hidden_size, codec)
+    return states_bytes + num_segments * index_bytes + num_files * CHECKSUM_BYTES
 
 
 def parse_size(text: str) -> int:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from .. import UserError
 from .arrow_file import damaged
 from .create import create_store
-from .files import storage_error
+from .files import fsync_folder, storage_error
+from .geometry import array_geometries, segment_path
 from .index import (
     COMMIT_SCHEMA,
     STATUS_FAILED,
@@ -28,7 +29,7 @@ from .index import (
     write_commit,
 )
 from .manifest import Manifest, read_manifest, require_same
-from .segment import SegmentWriter, array_geometries, segment_path
+from .segment_writer import SegmentWriter
 from .size import store_bytes
 
 __all__ = ["SegmentSink", "StoreWriter", "create_store"]
@@ -75,7 +76,10 @@ class StoreWriter:
 
     def explain(self, error: OSError, path: Path) -> UserError:
         """The message for a disk that fails: what is still to write, and what is safe."""
-        done = committed_segments(self.store_dir)
+        try:
+            done, unread = committed_segments(self.store_dir), None
+        except (OSError, UserError) as unread_error:  # the folder is gone, or the disk reads no more either
+            done, unread = set[int](), unread_error
         is_done = np.isin(self.plan["segment"], np.fromiter(done, dtype=np.int64, count=len(done)))
         needed_bytes = store_bytes(
             self.plan["n"][~is_done],
@@ -87,7 +91,10 @@ class StoreWriter:
             codec=self.manifest.codec,
         )
         kept = f"{int(is_done.sum())} of {len(is_done)} samples in {len(done)} committed segments are safe"
-        return storage_error(error, path, needed_bytes=needed_bytes, safe=kept)
+        if unread is not None:
+            kept = f"what was committed cannot be told now: {unread}".splitlines()[0]
+        is_most = next(iter(self.arrays.values())).codec.is_compressed
+        return storage_error(error, path, needed_bytes=needed_bytes, is_most=is_most, safe=kept)
 
 
 class SegmentSink:
@@ -127,11 +134,13 @@ class SegmentSink:
         last: np.ndarray | None = None,
         *,
         status: int = STATUS_OK,
+        encoded: bool = False,
     ) -> None:
         """Writes one sample: planes [Lt, n, H] u16, last [n, H] u16 where the store has it.
 
-        A sample that could not be recorded comes with status failed and no planes. Raises
-        ValueError for a sample, place, length or status that the plan does not foresee.
+        With `encoded` both are rows of the store's codec instead: [Lt, n, row_bytes] and
+        [n, row_bytes] u8. A sample that could not be recorded comes with status failed and no
+        planes. Raises ValueError for a sample, place, length or status that the plan does not foresee.
         """
         row = self.row_of.get(int(sample_id))
         if row is None or self.plan["position"][row] != position or self.is_written[row]:
@@ -145,7 +154,7 @@ class SegmentSink:
             if states is not None:
                 if states.shape[1] != self.plan["n"][row]:
                     raise ValueError(f"sample {sample_id} has {states.shape[1]} positions, not {self.plan['n'][row]}")
-                self.crc32c[array][row] = self.files[array].append(position, states)
+                self.crc32c[array][row] = self.files[array].append(position, states, encoded=encoded)
         self.status[row] = status
         self.is_written[row] = True
 
@@ -161,7 +170,7 @@ class SegmentSink:
             raise ValueError(f"segment {self.segment}: {len(missing)} of {total} samples missing, first {missing[0]}")
         if set(metadata) & set(RESERVED_METADATA):
             raise ValueError(f"metadata uses a reserved name: {sorted(set(metadata) & set(RESERVED_METADATA))}")
-        forget_consolidated(self.store_dir)
+        self.withdraw()
         file_bytes = [file.finish() for file in self.files.values()]
         own = {
             "format_version": str(self.writer.manifest.version),
@@ -169,6 +178,19 @@ class SegmentSink:
             "file_bytes": json.dumps(file_bytes),
         }
         write_commit(self.store_dir, self.segment, self.commit_table(), {**metadata, **own}, explain=self.explain)
+
+    def withdraw(self) -> None:
+        """Makes sure that nothing durable speaks of what these files are about to replace.
+
+        The folder is synced even where no commit is seen: whoever removed it may not have.
+        """
+        path = commit_path(self.store_dir, self.segment)
+        try:
+            forget_consolidated(self.store_dir)
+            path.unlink(missing_ok=True)
+            fsync_folder(path.parent)
+        except OSError as error:
+            raise self.explain(error, path) from error
 
     def commit_table(self) -> pa.Table:
         """The rows of the commit, in the order of the plan."""

@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -33,3 +35,11 @@ def python_environment() -> dict[str, str]:
 def program(small: ModuleType) -> list[str]:
     """The command that runs one killable writer."""
     return [sys.executable, str(PROGRAM)]
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one, for tests that lay down hundreds of small stores."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as name:
+        yield Path(name)

@@ -1,8 +1,8 @@
-"""Kills create_store and a segment's commit at every step that Python tells of, and repeats the call.
+"""Kills create_store and a segment's commit at every step that changes the disk, and repeats the call.
 
 Run as a program of its own, `killed_at_every_step.py FOLDER`, since it forks: each child counts the
-audit events of opening, renaming, linking, removing and locking, and ends without any clean-up at
-the k-th of them. Prints one JSON line: how often it killed each call.
+audit events of opening, renaming, linking, removing and locking, and the calls that write, cut and
+sync, and ends without any clean-up at the k-th of them. Prints one JSON line: how often it killed each call.
 """
 
 import json
@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import small_store as small
@@ -18,6 +19,7 @@ from dflash_offline.store.files import remove_temporaries
 from dflash_offline.store.reader import StoreReader
 
 EVENTS = {"open", "os.mkdir", "os.link", "os.rename", "os.remove", "os.listdir", "os.scandir", "fcntl.flock"}
+CALLS = ("write", "writev", "pwrite", "ftruncate", "fdatasync", "fsync")  # Python has no audit event for most
 KILLED = 9
 
 
@@ -27,14 +29,15 @@ def run(call: Callable[[], None], killed_at: int | None) -> bool:
     if child == 0:
         count = 0
 
-        def hook(event: str, _: tuple) -> None:
+        def step() -> None:
             nonlocal count
-            if event in EVENTS:
-                if count == killed_at:
-                    os._exit(KILLED)
-                count += 1
+            if count == killed_at:
+                os._exit(KILLED)
+            count += 1
 
-        sys.addaudithook(hook)
+        for name in CALLS:
+            setattr(os, name, after(step, getattr(os, name)))
+        sys.addaudithook(lambda event, _: step() if event in EVENTS else None)
         try:
             call()
         except BaseException as error:
@@ -45,6 +48,14 @@ def run(call: Callable[[], None], killed_at: int | None) -> bool:
     if code not in (0, KILLED):
         raise SystemExit(f"child ended with {code}")
     return code == KILLED
+
+
+def after(step: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def stepped(*arguments: Any) -> Any:
+        step()
+        return call(*arguments)
+
+    return stepped
 
 
 def every_step(call: Callable[[Path], None], start: Path | None, folder: Path, expected: dict[str, bytes]) -> int:

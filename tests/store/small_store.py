@@ -13,7 +13,7 @@ import pyarrow as pa
 from dflash_offline.store.files import remove_temporaries
 from dflash_offline.store.index import PLAN_SCHEMA, plan_sha256
 from dflash_offline.store.manifest import Manifest
-from dflash_offline.store.samples import SampleTable, SampleWriter
+from dflash_offline.store.samples import SampleTable, SampleWriter, recorded_range
 from dflash_offline.store.writer import StoreWriter, create_store
 
 HIDDEN = 8
@@ -38,10 +38,11 @@ def make_samples(folder: Path, num_samples: int, rows_per_file: int = 7) -> Samp
     return SampleTable(folder)
 
 
-def make_plan(table: SampleTable, segment_positions: int = SEGMENT_POSITIONS) -> pa.Table:
+def make_plan(table: SampleTable, segment_positions: int = SEGMENT_POSITIONS, window: int | None = None) -> pa.Table:
     """Next-fit in row order, the obvious way."""
     segment, position, rows = 0, 0, []
-    for n in table.column("num_recorded").tolist():
+    ranges = [recorded_range(table.tokens(row)[1], window) for row in range(len(table))]
+    for _, n in ranges:
         padded = -(-n // 64) * 64
         if position + padded > segment_positions:
             segment, position = segment + 1, 0
@@ -52,7 +53,8 @@ def make_plan(table: SampleTable, segment_positions: int = SEGMENT_POSITIONS) ->
         "sample_id": np.arange(len(table)) + 100,
         "segment": [row[0] for row in rows],
         "position": [row[1] for row in rows],
-        "n": table.column("num_recorded"),
+        "n": [n for _, n in ranges],
+        "first": [first for first, _ in ranges],
         "source_line": table.column("source_line"),
         "tokens_file": files,
         "tokens_row": inside,
@@ -67,13 +69,16 @@ def make_plan(table: SampleTable, segment_positions: int = SEGMENT_POSITIONS) ->
     return pa.table(arrays, schema=PLAN_SCHEMA)
 
 
-def make_manifest(plan: pa.Table, *, has_last: bool = True, segment_positions: int = SEGMENT_POSITIONS) -> Manifest:
+def make_manifest(
+    plan: pa.Table, *, has_last: bool = True, segment_positions: int = SEGMENT_POSITIONS, codec: str = "raw"
+) -> Manifest:
     return Manifest(
         target={"name": "tiny", "revision": None, "weights_sha256": "ab" * 32, "rope": {"rope_theta": 1e6}},
         data={"facts": {"max_length": 512, "template_sha256": "cd" * 32}, "report": {"lines_in": 3}},
         tap_layers=TAPS,
         hidden_size=HIDDEN,
         has_last=has_last,
+        codec=codec,
         segment_positions=segment_positions,
         num_segments=max(plan["segment"].to_pylist(), default=-1) + 1,
         num_samples=plan.num_rows,
@@ -98,7 +103,10 @@ def fill_segment(writer: StoreWriter, segment: int, status: dict[int, int] | Non
             sink.append(sample_id, position, None, status=code)
         else:
             last = states(sample_id + 10**6, n, 1)[0] if writer.manifest.has_last else None
-            sink.append(sample_id, position, states(sample_id, n), last, status=code)
+            planes = states(sample_id, n)
+            if code == 1:
+                planes[1, n // 2, 3] = 0x7FC0
+            sink.append(sample_id, position, planes, last, status=code)
     sink.commit({"host": "somewhere"})
 
 
@@ -120,10 +128,11 @@ def make_store(
     has_last: bool = True,
     fill: bool = True,
     status: dict[int, int] | None = None,
+    codec: str = "raw",
 ) -> tuple[Path, Manifest, pa.Table]:
     """DATA in `folder/data` and a store in `folder/store`, filled unless told otherwise."""
     plan = make_plan(make_samples(folder / "data", num_samples))
-    manifest = make_manifest(plan, has_last=has_last)
+    manifest = make_manifest(plan, has_last=has_last, codec=codec)
     create_store(folder / "store", manifest, plan, folder / "data")
     if fill:
         fill_segments(StoreWriter(folder / "store", manifest), range(manifest.num_segments), status)

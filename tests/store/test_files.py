@@ -16,6 +16,7 @@ from dflash_offline.store.files import (
     NewFile,
     drop,
     free_bytes,
+    make_folder,
     publish,
     read_all,
     remove_temporaries,
@@ -127,6 +128,14 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path, python_environ
         pass
 
 
+def test_a_lock_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match=r"\.lock' failed: .*EISDIR") as caught, FolderLock(tmp_path):
+        pass
+    assert len(str(caught.value).splitlines()) == 3
+    assert "what was published before stays safe" in caught.value.advice
+
+
 def test_what_a_failing_disk_tells_the_user(tmp_path: Path) -> None:
     path = tmp_path / "c.3.0.0"
     full = storage_error(OSError(errno.ENOSPC, "No space left on device"), path, needed_bytes=12_345_678, safe="7 kept")
@@ -139,6 +148,26 @@ def test_what_a_failing_disk_tells_the_user(tmp_path: Path) -> None:
         assert errno.errorcode[code] in error.happened
         assert any(part in error.advice for part in word.split("|"))
         assert "7 kept" in error.advice
+        assert "bytes) are free" in error.expected
+    bound = storage_error(OSError(errno.ENOSPC, ""), path, needed_bytes=5, is_most=True)
+    assert "at most 5 B (5 bytes) are still to write" in bound.happened
+
+
+def test_a_new_folder_is_durable_up_to_the_one_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is on the disk when the folder that holds it was synced."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    make_folder(tmp_path / "a/b/c")
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")}
+    synced.clear()
+    make_folder(tmp_path / "a/b/c")  # made by somebody who may not have synced
+    assert synced == [str(tmp_path / "a/b")]
 
 
 def test_free_bytes_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:

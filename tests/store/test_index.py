@@ -64,7 +64,7 @@ def test_the_plan_hash_is_about_content_only(plan: pa.Table) -> None:
         recoded.append(pa.table(columns, schema=piece.schema))
     assert index.plan_sha256(pa.concat_tables(recoded), 512) == sha256
     assert index.plan_sha256(plan, 1024) != sha256
-    for name in ("n", "source_line", "task"):
+    for name in ("n", "first", "source_line", "task"):
         number = plan.schema.get_field_index(name)
         changed = plan.column(name).to_pylist()
         changed[3] = "else" if name == "task" else changed[3] + 1
@@ -82,6 +82,7 @@ def test_the_plan_hash_is_about_content_only(plan: pa.Table) -> None:
         ("segment", 11, 99, "segments lie"),
         ("n", 0, 0, "at least 1"),
         ("n", 11, 513, "straddles"),
+        ("first", 3, -1, "every first"),
         ("sample_id", 0, 105, "differ"),
         ("segment", 0, 2, "sorted"),
     ],

@@ -11,9 +11,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 from dflash_offline import UserError
-from dflash_offline.store.index import commit_path, write_consolidated
+from dflash_offline.store.index import columns, commit_path, read_plan, write_consolidated
 from dflash_offline.store.manifest import Manifest, checksum
-from dflash_offline.store.reader import StoreReader
+from dflash_offline.store.reader import StoreReader, open_tokens
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_a_flipped_bit_in_the_states_names_file_segment_sample_and_tap(copy: Pat
             reader.read(i, np.empty((3, n, 8), np.uint16))
         for word in ("hidden/c.2.0.0", "segment 2", f"sample {sample_id}", "tap 9", "position 0", "checksum"):
             assert word in caught.value.happened
-        assert "00000002.arrow" in caught.value.advice
+        assert f"dflash verify {copy} --repair" in caught.value.advice
         reader.read(i, np.empty((2, n, 8), np.uint16), taps=[0, 2])  # the other taps are sound
 
 
@@ -216,8 +216,91 @@ def test_a_flipped_bit_in_commit_plan_or_tokens_is_named(copy: Path) -> None:
         needle = reader.tokens(9)[0].tobytes()
     path = copy / "plan/tokens-00001.arrow"
     flip(path, path.read_bytes().index(needle) + 2)
-    with StoreReader(copy) as reader, pytest.raises(UserError, match=r"tokens-00001\.arrow.*row 9"):
+    with StoreReader(copy) as reader, pytest.raises(UserError, match=r"tokens-00001\.arrow.*row 2 "):
         reader.tokens(9)
+
+
+def test_damage_of_a_token_file_is_named_by_the_samples_in_it(copy: Path) -> None:
+    """Token files are opened when first needed, so opening the store does not notice."""
+    path = copy / "plan/tokens-00001.arrow"
+    with StoreReader(copy) as reader, pytest.raises(UserError, match=r"tokens-00001\.arrow.*holds 7 samples, row 7"):
+        reader.table.tokens_at(1, 7)
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:60] + bytes([data[60] ^ 1]) + data[61:])
+    with StoreReader(copy) as reader:
+        reader.tokens(6)
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"tokens-00001\.arrow.*no whole token file"):
+                reader.tokens(7)
+        reader.tokens(14)
+    with pytest.raises(UserError, match=r"tokens-00001\.arrow"):
+        open_tokens(copy, columns(read_plan(copy)))
+
+
+def test_columns_without_an_object_per_sample(store: tuple[Path, Manifest]) -> None:
+    with StoreReader(store[0]) as reader:
+        samples = reader.samples
+        assert not vars(samples).keys() & {"split", "task", "source"}
+        for name, column in (("split", samples.split), ("task", samples.task), ("source", samples.source)):
+            assert column.dtype == object
+            for text in {*column.tolist(), "nothing"}:
+                assert samples.numbers(name, text).tolist() == [i for i, own in enumerate(column) if own == text]
+        assert samples.split is samples.split
+
+
+def test_a_snapshot_is_what_is_committed(tmp_path: Path, small: ModuleType) -> None:
+    store_dir, manifest, _ = small.make_store(tmp_path / "a", 20, fill=False, status={104: 1})
+    writer = small.StoreWriter(store_dir, manifest)
+    seen = []
+    for segment in (2, 0, 1, *range(3, manifest.num_segments)):
+        small.fill_segment(writer, segment, {104: 1})
+        with StoreReader(store_dir, partial=True) as reader:
+            seen.append(reader.snapshot)
+    assert len(set(seen)) == len(seen)
+    with StoreReader(store_dir) as reader:
+        assert reader.snapshot == seen[-1]
+        assert [reader.snapshot_of(segments) for segments in ([2], [2, 0], range(3))] == seen[:3]
+        assert reader.snapshot_of(range(manifest.num_segments)) == reader.snapshot
+        with pytest.raises(UserError, match=f"segment {manifest.num_segments} .*not committed"):
+            reader.snapshot_of([0, manifest.num_segments])
+    small.fill_segment(writer, 1, {104: 1})  # the same states again, whoever wrote them
+    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    with StoreReader(store_dir) as reader:
+        assert reader.snapshot == seen[-1]
+        assert reader.snapshot_of([2, 0]) == seen[1]
+    small.fill_segment(writer, 0, {100: 2})
+    with StoreReader(store_dir) as reader:
+        assert reader.snapshot != seen[-1]
+        assert reader.snapshot_of([1, 2]) != seen[1]
+        assert reader.snapshot_of([2]) == seen[0]
+
+
+def test_readers_beside_a_running_writer(
+    tmp_path: Path, small: ModuleType, program: list[str], python_environment: dict[str, str]
+) -> None:
+    """Each reader sees whole segments only, and goes on seeing those that were there when it opened."""
+    store_dir, manifest, plan = small.make_store(tmp_path, 60, fill=False)
+    command = [*program, str(store_dir), str(tmp_path / "data"), "0", "1"]
+    planned = plan.to_pylist()
+    old, sizes = None, set()
+    with subprocess.Popen(command, env=python_environment, stdout=subprocess.PIPE) as writer:
+        is_running = True
+        while is_running:
+            is_running = writer.poll() is None
+            with StoreReader(store_dir, partial=True, threads=2) as reader:
+                done = set(reader.samples.segment.tolist())
+                assert done == set(reader.file_bytes)
+                assert len(reader) == sum(row["segment"] in done for row in planned)
+                for sample_id, states in list(read_all(reader).items())[-4:]:
+                    assert np.array_equal(states, small.states(sample_id, states.shape[1]))
+                if old is not None:
+                    assert reader.snapshot_of(old[0]) == old[1]
+                old = done, reader.snapshot
+                sizes.add(len(done))
+    assert writer.returncode == 0
+    assert max(sizes) == manifest.num_segments
+    assert len(sizes) > 2
 
 
 def test_a_commit_of_other_samples_is_named(copy: Path, tmp_path: Path, small: ModuleType) -> None:

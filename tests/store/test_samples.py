@@ -8,7 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from dflash_offline import UserError
-from dflash_offline.store.samples import SampleTable, SampleWriter, eligible_anchors, recorded_length
+from dflash_offline.store.samples import (
+    SampleTable,
+    SampleWriter,
+    eligible_anchors,
+    recorded_length,
+    recorded_range,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +40,29 @@ def test_eligible_anchors_are_pairs_of_trained_tokens(mask: list[bool]) -> None:
     expected = [a + 1 < len(mask) and mask[a] and mask[a + 1] for a in range(len(mask))]
     assert eligible_anchors(np.array(mask, dtype=bool)).tolist() == expected
     assert recorded_length(np.array(mask, dtype=bool)) == max((a + 1 for a, e in enumerate(expected) if e), default=0)
+
+
+@given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(1, 45))
+def test_recorded_are_the_tokens_that_some_drafter_may_read(mask: list[bool], window: int | None) -> None:
+    """Every token within the window of some anchor, and whatever lies between two such tokens or up to the last."""
+    anchors = [a for a in range(len(mask) - 1) if mask[a] and mask[a + 1]]
+    read = [t for t in range(len(mask)) if any(t <= a and (window is None or a - t <= window) for a in anchors)]
+    first, n = recorded_range(np.array(mask, dtype=bool), window)
+    assert (first, n) == ((read[0], read[-1] + 1 - read[0]) if read else (0, 0))
+    assert recorded_length(np.array(mask, dtype=bool)) == (first + n if anchors else 0)
+
+
+@pytest.mark.parametrize("rows_per_file", [1, 7, 100])
+def test_first_anchors_of_all_files_are_those_of_each_mask(tmp_path: Path, rows_per_file: int) -> None:
+    draw = np.random.default_rng(3)
+    masks = [draw.random(draw.integers(1, 12)) < 0.4 for _ in range(40)]
+    masks += [np.ones(3, dtype=bool), np.ones(1, dtype=bool), np.zeros(5, dtype=bool)]
+    samples = [([7] * len(mask), mask.astype(int).tolist(), "train") for mask in masks]
+    found = write(tmp_path, samples, rows_per_file).first_anchors()
+    assert found.tolist() == [next(iter(np.flatnonzero(eligible_anchors(mask)).tolist()), -1) for mask in masks]
+    assert -1 in found
+    assert SampleTable(tmp_path).first_anchors().dtype == np.int64
+    assert write(tmp_path / "none", []).first_anchors().tolist() == []
 
 
 @pytest.mark.parametrize("rows_per_file", [1, 2, 100])

@@ -6,7 +6,9 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
-from dflash_offline.store.segment import ABSENT, SegmentDamage, SegmentGeometry, SegmentReader, SegmentWriter
+from dflash_offline.store.geometry import ABSENT, SegmentGeometry
+from dflash_offline.store.segment_reader import SegmentDamage, SegmentReader
+from dflash_offline.store.segment_writer import SegmentWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,8 +3,11 @@
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from dflash_offline import UserError
+from dflash_offline.store.geometry import SegmentGeometry
+from dflash_offline.store.segment_writer import SegmentWriter
 from dflash_offline.store.size import bytes_per_position, human_bytes, parse_size, store_bytes
 
 
@@ -21,6 +24,18 @@ def test_the_planned_bytes_are_the_bytes_on_disk(tmp_path: Path, small: ModuleTy
         has_last=has_last,
     )
     assert planned == found
+
+
+def test_zstd_never_takes_more_than_planned(tmp_path: Path) -> None:
+    """Random bits do not pack: their chunk keeps its bytes and gets a head."""
+    geometry = SegmentGeometry(positions=64, taps=1, hidden=256, codec_name="zstd")
+    writer = SegmentWriter(tmp_path / "segment", geometry)
+    writer.append(0, np.random.default_rng(0).integers(0, 65536, (1, 64, 256)).astype(np.uint16))
+    planned = store_bytes(
+        np.array([64]), num_segments=1, segment_positions=64, num_taps=1, hidden_size=256, codec="zstd"
+    )
+    assert writer.finish() == planned
+    assert bytes_per_position(1, 256, codec="zstd") * 64 == planned - geometry.index_bytes
 
 
 def test_bytes_of_a_position() -> None:

@@ -3,19 +3,26 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import struct
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import google_crc32c
+import numcodecs
 import numpy as np
 import pytest
+import zarr
 from dflash_offline import UserError
+from dflash_offline.store import bfloat16
+from dflash_offline.store.codecs import get_codec
 from dflash_offline.store.files import FolderLock
+from dflash_offline.store.geometry import ABSENT, SegmentGeometry
 from dflash_offline.store.index import commit_path, write_consolidated
 from dflash_offline.store.reader import StoreReader
+from dflash_offline.store.segment_writer import SegmentWriter
 from dflash_offline.store.writer import StoreWriter, create_store
 
 
@@ -139,47 +146,109 @@ def test_a_commit_without_its_segment_file_is_named(tmp_path: Path, small: Modul
         StoreWriter(store_dir, manifest).committed()
 
 
-def test_killed_at_every_step(tmp_path: Path, python_environment: dict[str, str]) -> None:
-    program = Path(__file__).with_name("killed_at_every_step.py")
-    result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], env=python_environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    steps = json.loads(result.stdout)
-    assert steps["create"] > 20
-    assert steps["fill"] > 10 * steps["segments"]
+CODECS = ("raw", "zstd", "int8:2")
+SAMPLES = {0: 64, 64: 1, 192: 200, 512: 65}  # position -> n; chunks 2, 7 and from 10 on stay empty
 
 
-def test_killed_writers_lose_nothing_and_double_nothing(
-    tmp_path: Path, small: ModuleType, program: list[str], python_environment: dict[str, str]
-) -> None:
-    """Twelve SIGKILLs of three or four writers at once, their number changed in between."""
-    expected_dir, manifest, plan = small.make_store(tmp_path, 120)
-    assert manifest.num_segments > 30
-    store_dir, kills = tmp_path / "killed", 0
-    for round_number, world in enumerate((3, 4, 2, 3)):
-        command = [*program, str(store_dir), str(tmp_path / "data")]
-        writers = [
-            subprocess.Popen([*command, str(rank), str(world)], env=python_environment, stdout=subprocess.PIPE)
-            for rank in range(world)
-        ]
-        for rank, writer in enumerate(writers):
-            assert writer.stdout is not None
-            for _ in range(1 + (rank + round_number) % 2):  # ends at once when the writer does
-                writer.stdout.readline()
-            kills += writer.poll() is None
-            writer.send_signal(signal.SIGKILL)
-        for writer in writers:
-            writer.communicate()
-    assert kills >= 6  # a writer may be faster than the signal
-    for rank in range(2):
-        subprocess.run(
-            [*program, str(store_dir), str(tmp_path / "data"), str(rank), "2"], env=python_environment, check=True
-        )
-    assert small.tree(store_dir) == small.tree(expected_dir)  # bit for bit, no debris
-    with StoreReader(store_dir) as reader:
-        assert reader.samples.sample_id.tolist() == plan["sample_id"].to_pylist()
-        for i, (sample_id, n) in enumerate(zip(reader.samples.sample_id.tolist(), reader.samples.n.tolist())):
-            out = np.empty((3, n, small.HIDDEN), dtype=np.uint16)
-            reader.read(i, out)
-            assert np.array_equal(out, small.states(sample_id, n))
+def planes_of(position: int, n: int, taps: int, hidden: int) -> np.ndarray:
+    """Bits of finite bfloat16 values [taps, n, hidden]."""
+    values = np.random.default_rng(position).normal(size=(taps, n, hidden)).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def padded_rows(codec_name: str, planes: np.ndarray) -> np.ndarray:
+    """Rows [taps, m, row_bytes] u8 as a store of the codec shows them, m the positions in whole chunks."""
+    codec = get_codec(codec_name)
+    rows = codec.encode(planes)
+    padding = np.full((planes.shape[2]), 0x7FC0, "<u2").view(np.uint8) if codec.is_lossless else np.uint8(0)
+    whole = np.empty((len(rows), -(-rows.shape[1] // 64) * 64, rows.shape[2]), np.uint8)
+    whole[:] = padding
+    whole[:, : rows.shape[1]] = rows
+    return whole
+
+
+def stored_chunk(data: bytes, index: np.ndarray, number: int, tap: int, codec_name: str) -> tuple[bytes, bytes]:
+    """One chunk from the bytes of a segment, by the letter of the Zarr specifications, and its checksum."""
+    offset, size = (int(value) for value in index[number, tap])
+    body, crc = data[offset : offset + size - 4], data[offset + size - 4 : offset + size]
+    assert struct.pack("<I", google_crc32c.value(body)) == crc
+    return (numcodecs.Blosc().decode(body) if codec_name == "zstd" else body), crc
+
+
+@pytest.mark.parametrize("hidden", [40, 4096])  # a chunk of less than one block of blosc, and of two
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_is_stored_as_its_specification_says(tmp_path: Path, codec: str, hidden: int) -> None:
+    geometry = SegmentGeometry(positions=1024, taps=2, hidden=hidden, codec_name=codec)
+    writers = {name: SegmentWriter(tmp_path / f"{name}.0.0.0", geometry) for name in ("c", "encoded")}
+    crcs = {}
+    for position, n in reversed(SAMPLES.items()):
+        planes = planes_of(position, n, 2, hidden)
+        crcs[position] = writers["c"].append(position, planes)
+        assert writers["encoded"].append(position, geometry.codec.encode(planes), encoded=True) == crcs[position]
+    sizes = {writer.finish() for writer in writers.values()}
+    data = (tmp_path / "c.0.0.0").read_bytes()
+    assert data == (tmp_path / "encoded.0.0.0").read_bytes()
+    assert sizes == {len(data)}
+    index = np.frombuffer(data[-geometry.index_bytes : -4], "<u8").reshape(16, 2, 2)
+    assert struct.pack("<I", google_crc32c.value(data[-geometry.index_bytes : -4])) == data[-4:]
+    spans = sorted((offset, offset + size) for offset, size in index.reshape(-1, 2).tolist() if size != ABSENT)
+    assert [0, *(end for _, end in spans)] == [*(begin for begin, _ in spans), len(data) - geometry.index_bytes]
+    for position, n in SAMPLES.items():
+        rows, stored = padded_rows(codec, planes_of(position, n, 2, hidden)), []
+        for number in range(rows.shape[1] // 64):
+            for tap in range(2):
+                chunk, crc = stored_chunk(data, index, position // 64 + number, tap, codec)
+                assert chunk == rows[tap, 64 * number : 64 * number + 64].tobytes()
+                stored.append(crc)
+        assert google_crc32c.value(b"".join(stored)) == crcs[position]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_zarr_python_reads_every_codec(tmp_path: Path, codec: str) -> None:
+    """Tail chunks, missing chunks and a missing segment included."""
+    bfloat16.register()
+    geometry = SegmentGeometry(positions=1024, taps=2, hidden=40, codec_name=codec)
+    items = geometry.codec.row_items(40)
+    empty = np.uint16(0x7FC0) if geometry.codec.is_lossless else np.uint8(0)
+    expected = np.full((3 * 1024, 2, items), empty)
+    for segment in (0, 2):
+        writer = SegmentWriter(tmp_path / f"c.{segment}.0.0", geometry)
+        for position, n in SAMPLES.items():
+            planes = planes_of(position + segment, n, 2, 40)
+            writer.append(position, planes)
+            rows = padded_rows(codec, planes).view(expected.dtype)
+            first = segment * 1024 + position
+            expected[first : first + rows.shape[1]] = rows.transpose(1, 0, 2)
+        writer.finish()
+    (tmp_path / "zarr.json").write_text(json.dumps(geometry.array_json()))
+    array: Any = zarr.open_array(tmp_path, mode="r")
+    assert np.array_equal(np.asarray(array[: len(expected)]).view(expected.dtype), expected)
+    assert (expected != empty).any(axis=(1, 2)).sum() == 2 * sum(SAMPLES.values())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_encoded_samples_make_the_same_store(tmp_path: Path, small: ModuleType, codec: str) -> None:
+    store_dir, manifest, _ = small.make_store(tmp_path, 8, codec=codec)
+    expected = small.tree(store_dir)
+    encode = get_codec(codec).encode
+    writer = StoreWriter(store_dir, manifest)
+    sink = writer.open(0)
+    rows = list(zip(*(sink.plan[name].tolist() for name in ("sample_id", "position", "n"))))
+    for number, (sample_id, position, n) in enumerate(reversed(rows)):
+        planes, last = small.states(sample_id, n), small.states(sample_id + 10**6, n, 1)[0]
+        if number == 0:
+            for wrong in (planes, encode(planes)[:, :, 1:].copy(), encode(planes)[:-1], encode(planes)[:, ::-1]):
+                with pytest.raises(ValueError):
+                    sink.append(sample_id, position, wrong, encode(last), encoded=True)
+        sink.append(sample_id, position, encode(planes), encode(last), encoded=True)
+    sink.commit({"host": "somewhere"})
+    assert small.tree(store_dir) == expected
+
+
+def test_compressing_uses_one_thread(tmp_path: Path) -> None:
+    geometry = SegmentGeometry(positions=64, taps=1, hidden=4096, codec_name="zstd")
+    before = threading.active_count(), len(os.listdir("/proc/self/task"))
+    writer = SegmentWriter(tmp_path / "a", geometry)
+    writer.append(0, planes_of(0, 64, 1, 4096))
+    assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
+    writer.abort()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import zarr
 from dflash_offline.store import bfloat16
-from dflash_offline.store.segment import SegmentGeometry, SegmentReader
+from dflash_offline.store.geometry import SegmentGeometry
+from dflash_offline.store.segment_reader import SegmentReader
 from zarr.codecs import Crc32cCodec
 
 SEGMENT = 512
