@@ -1,42 +1,50 @@
 """Checks a whole store and names every fault, where reading stops at the first one.
 
-Every committed chunk is read and compared with its checksum, every commit with the plan, every
-sample's tokens with theirs; the values of some samples are looked at for what no target puts out.
+All of it: manifest, plan, array metadata, commits, consolidated index, tokens, frozen parts, and through
+`segment_check` every committed chunk and every value. Threads share the work, a segment each.
 """
 
-import json
+import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import google_crc32c
 import numpy as np
+import pyarrow as pa
 
 from .. import UserError
-from .files import flat_bytes
-from .frozen import read_frozen
+from ..progress import bar
+from .create import require_fitting
+from .frozen import CONFIG_PATH, check_frozen
+from .geometry import array_geometries
 from .index import (
     CONSOLIDATED_NAME,
-    STATUS_FAILED,
-    STATUS_OK,
-    check_plan,
+    PLAN_PATH,
     columns,
+    commit_path,
     committed_segments,
-    plan_sha256,
     read_commit,
     read_consolidated,
     read_plan,
 )
-from .manifest import MANIFEST_NAME, Manifest, read_manifest
-from .reader import COMPARED, open_tokens
-from .segment import ABSENT, SegmentDamage, SegmentReader, array_geometries, segment_path
+from .links import require_array_metadata, require_own_manifest
+from .manifest import Manifest, read_manifest
+from .sample_index import COMPARED
+from .segment_check import Columns, Fault, SegmentCheck
+from .state_error import measured_error
+from .tokens_check import FROM_DATA, TokensCheck
 
-SLICE_POSITIONS = 1024  # positions read at once, so that memory stays small for long samples
-MAX_INSPECTED = 256  # samples whose values are looked at
-SIGN, EXPONENT = np.uint16(0x8000), np.uint16(0x7F80)  # of a bfloat16
+MAX_WORKERS = 8
+ANEW = "delete it and run the same extract again, which writes it anew"
+BACKUP = "copy the file from a backup, or bring back the older one if two stores were mixed up"
+FROM_COMMITS = f"delete {CONSOLIDATED_NAME}; the same extract makes it again from the commits"
 
-Columns = dict[str, np.ndarray]
+Job = Callable[[], list[Fault]]
+Commit = tuple[Columns, tuple[int, ...]]  # its rows, and the bytes of its segment's files
 
 
 @dataclass(slots=True)
@@ -44,184 +52,168 @@ class VerifyReport:
     """What was checked and everything that is wrong; a store is sound when `faults` is empty."""
 
     checked: int = 0  # committed samples
-    bytes: int = 0  # bytes of states read
+    bytes: int = 0  # bytes of segment files read
     segments: int = 0  # committed segments
     num_segments: int = 0  # segments of the plan
-    faults: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    uncommitted: list[int] = field(default_factory=list)  # segments without a commit, no fault by itself
+
+    @property
+    def damaged_segments(self) -> list[int]:
+        """The segments that extract would have to write again."""
+        return sorted({fault.segment for fault in self.faults if fault.segment is not None})
+
+    @property
+    def index_faults(self) -> list[Fault]:
+        """Those of `index.arrow`: it repeats the commits, so they speak of no segment."""
+        return [fault for fault in self.faults if fault.advice == FROM_COMMITS]
 
 
-def verify(store_dir: Path, progress: Callable[[int], object] | None = None) -> VerifyReport:
-    """Checks everything that is committed; `progress` is told the bytes of each slice read."""
+def verify(store_dir: Path, *, workers: int | None = None) -> VerifyReport:
+    """Checks everything that is committed, with a bar in bytes; `workers` threads, default one per core, at most 8.
+
+    Raises UserError where there is no store.
+    """
     report = VerifyReport()
-    with noting(report):
+    require_store(store_dir)
+    with noting(report.faults, advice=BACKUP):
         manifest = read_manifest(Path(store_dir))
-        Verification(Path(store_dir), manifest, report, progress or (lambda size_bytes: None)).run()
+        workers = workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        Verification(Path(store_dir), manifest, report, workers).run()
     return report
 
 
+def require_store(store_dir: Path) -> None:
+    """Raises UserError where there is no store; a folder with a plan is one, whatever it lacks."""
+    if not (Path(store_dir) / PLAN_PATH).exists():
+        read_manifest(store_dir)
+
+
 @contextmanager
-def noting(report: VerifyReport) -> Iterator[None]:
+def noting(faults: list[Fault], segment: int | None = None, advice: str | None = None) -> Iterator[None]:
     """Notes an error of its body as one fault of the store and goes on after the body."""
     try:
         yield
     except UserError as error:
-        report.faults.append(error.happened)
-    except (SegmentDamage, OSError) as error:
-        report.faults.append(str(error))
+        faults.append(Fault(error.happened, segment, advice or error.advice))
+    except OSError as error:
+        faults.append(Fault(str(error), segment, advice or "check the disk and its log, and the mount"))
 
 
 class Verification:
     """One pass over a store."""
 
-    def __init__(
-        self, store_dir: Path, manifest: Manifest, report: VerifyReport, progress: Callable[[int], object]
-    ) -> None:
+    def __init__(self, store_dir: Path, manifest: Manifest, report: VerifyReport, workers: int) -> None:
         self.store_dir = store_dir
         self.manifest = manifest
         self.report = report
-        self.progress = progress
-        self.arrays = array_geometries(manifest)
-        self.inspect_every = max(1, manifest.num_samples // MAX_INSPECTED)
+        self.faults = report.faults
+        self.workers = workers
+        self.lock = threading.Lock()
+        self.bar: Any = None
 
     def run(self) -> None:
-        """Manifest and plan first: without them nothing else can be judged."""
+        """The small files first, here; then segments, tokens and frozen parts, a thread each."""
         self.report.num_segments = self.manifest.num_segments
         self.check_array_metadata()
         plan = self.read_plan()
-        commits = self.read_commits(plan)
-        with noting(self.report):
+        commits = self.read_commits(None if plan is None else columns(plan))
+        with noting(self.faults, advice=FROM_COMMITS):
             self.check_consolidated(commits)
-        for segment, (rows, sizes) in commits.items():
-            for array, size_bytes in zip(self.arrays, sizes):
-                with noting(self.report):
-                    self.check_segment(array, segment, rows, size_bytes)
-            self.report.segments += 1
-            self.report.checked += len(rows["sample_id"])
-        with noting(self.report):
-            self.check_tokens(plan)
-        with noting(self.report):
-            read_frozen(self.store_dir)
+        with noting(self.faults):
+            measured_error(self.store_dir)
+        jobs: list[Job] = [self.segment_job(segment, *commit) for segment, commit in commits.items()]
+        if plan is not None:
+            with noting(self.faults, advice=FROM_DATA):
+                tokens = TokensCheck(self.store_dir, self.manifest, plan)
+                self.faults += tokens.column_faults()
+                jobs += tokens.jobs()
+        if len(commits) == self.manifest.num_segments or (self.store_dir / CONFIG_PATH).exists():
+            jobs.append(self.frozen_job)
+        total = sum(sum(sizes) for _, sizes in commits.values())
+        with bar("verify", "B", total=total, unit_scale=True) as self.bar, ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            try:
+                for future in futures:
+                    self.faults += future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        self.report.segments = len(commits)
+        self.report.checked = sum(len(rows["sample_id"]) for rows, _ in commits.values())
+
+    def progress(self, size_bytes: int) -> None:
+        with self.lock:
+            self.report.bytes += size_bytes
+            self.bar.update(size_bytes)
 
     def check_array_metadata(self) -> None:
-        for array, geometry in self.arrays.items():
-            path = self.store_dir / array / MANIFEST_NAME
-            try:
-                is_same = json.loads(path.read_bytes()) == geometry.array_json()
-            except (OSError, ValueError):
-                is_same = False
-            if not is_same:
-                self.report.faults.append(f"{path}: missing, or not the array that the manifest describes")
+        for array in array_geometries(self.manifest):
+            with noting(self.faults, advice=ANEW):
+                require_array_metadata(self.store_dir, self.manifest, array)
 
-    def read_plan(self) -> Columns:
-        """The plan's numeric columns, checked for the format and against the manifest."""
-        table = read_plan(self.store_dir, self.manifest.plan_sha256)
-        with noting(self.report):
-            if plan_sha256(table, self.manifest.segment_positions) != self.manifest.plan_sha256:
-                self.report.faults.append("plan/index.arrow: its content is not the plan that the manifest names")
+    def read_plan(self) -> pa.Table | None:
+        """The plan, checked for the format and against the manifest; None where it cannot be trusted."""
+        with noting(self.faults, advice=ANEW):
+            table = read_plan(self.store_dir, self.manifest.plan_sha256)
+            with noting(self.faults, advice=BACKUP):
+                require_own_manifest(self.store_dir, self.manifest, table)
             try:
-                check_plan(table, self.manifest.segment_positions, self.manifest.num_segments)
+                require_fitting(self.manifest, table)
+                return table
             except ValueError as error:
-                self.report.faults.append(f"plan/index.arrow: {error}")
-        return columns(table)
+                self.faults.append(Fault(f"{PLAN_PATH}: {error}", advice=ANEW))
+        return None
 
-    def read_commits(self, plan: Columns) -> dict[int, tuple[Columns, tuple[int, ...]]]:
-        """The sound commits by segment: their rows, and the bytes of the segment's files."""
-        sound: dict[int, tuple[Columns, tuple[int, ...]]] = {}
-        for segment in sorted(committed_segments(self.store_dir)):
-            with noting(self.report):
-                table, sizes = read_commit(self.store_dir, segment, self.manifest.plan_sha256)
-                rows, is_here = columns(table), plan["segment"] == segment
-                if all(np.array_equal(rows[name], plan[name][is_here]) for name in COMPARED):
-                    sound[segment] = (rows, sizes)
-                else:
-                    self.report.faults.append(f"commits: segment {segment} holds other samples than the plan")
+    def read_commits(self, plan: Columns | None) -> dict[int, Commit]:
+        """The sound commits by segment; without a plan they are taken as they are."""
+        sound: dict[int, Commit] = {}
+        num_files = len(array_geometries(self.manifest))
+        with noting(self.faults):
+            committed = committed_segments(self.store_dir)
+            self.report.uncommitted = sorted(set(range(self.manifest.num_segments)) - committed)
+            for segment in sorted(committed):
+                with noting(self.faults, segment):
+                    table, sizes = read_commit(self.store_dir, segment, self.manifest.plan_sha256)
+                    rows = columns(table)
+                    if plan is not None and not is_planned(rows, plan, segment):
+                        text = f"{commit_path(self.store_dir, segment)}: it holds other samples than the plan"
+                        self.faults.append(Fault(text, segment))
+                    elif len(sizes) != num_files:
+                        text = f"{commit_path(self.store_dir, segment)}: it names {len(sizes)} files, not {num_files}"
+                        self.faults.append(Fault(text, segment))
+                    else:
+                        sound[segment] = (rows, sizes)
         return sound
 
-    def check_consolidated(self, commits: dict[int, tuple[Columns, tuple[int, ...]]]) -> None:
-        """`index.arrow`, where it is there, says what the commits say."""
+    def check_consolidated(self, commits: dict[int, Commit]) -> None:
+        """`index.arrow`, where it is there, says what the commits say, of all of them."""
         consolidated = read_consolidated(self.store_dir, self.manifest.plan_sha256)
         if consolidated is None:
             return
         rows = columns(consolidated.table)
+        order = np.argsort(rows["segment"], kind="stable")
+        segments = rows["segment"][order]
+        path = self.store_dir / CONSOLIDATED_NAME
         for segment, (expected, sizes) in commits.items():
-            is_here = rows["segment"] == segment
-            is_same = all(np.array_equal(rows[name][is_here], column) for name, column in expected.items())
+            here = order[slice(*np.searchsorted(segments, [segment, segment + 1]))]
+            is_same = all(np.array_equal(rows[name][here], column) for name, column in expected.items())
             if not is_same or consolidated.segments.get(segment) != sizes:
-                self.report.faults.append(f"{CONSOLIDATED_NAME}: segment {segment} differs from its commit")
+                self.faults.append(Fault(f"{path}: segment {segment} differs from its commit", advice=FROM_COMMITS))
         for segment in sorted(set(consolidated.segments) - set(commits)):
-            self.report.faults.append(f"{CONSOLIDATED_NAME}: segment {segment} has no sound commit")
+            self.faults.append(Fault(f"{path}: segment {segment} has no sound commit", advice=FROM_COMMITS))
 
-    def check_segment(self, array: str, segment: int, rows: Columns, size_bytes: int) -> None:
-        """Every chunk of every sample of one segment file, and that failed samples hold none."""
-        path = segment_path(self.store_dir, array, segment)
-        reader = SegmentReader(path, self.arrays[array], file_bytes=size_bytes)
-        committed = rows["crc32c" if array == "hidden" else "last_crc32c"]
-        for row, sample_id in enumerate(rows["sample_id"]):
-            position, n, status = (int(rows[name][row]) for name in ("position", "n", "status"))
-            where = f"{path}: segment {segment}, sample {sample_id}"
-            if status == STATUS_FAILED:
-                chunk = reader.geometry.chunk
-                if (reader.index[position // chunk : -(-(position + n) // chunk)] != ABSENT).any():
-                    self.report.faults.append(f"{where}: committed as failed, but holds states")
-                continue
-            inspected = status == STATUS_OK and int(sample_id) % self.inspect_every == 0
-            try:
-                crc32c = self.read_sample(reader, position, n, where if inspected else None)
-            except SegmentDamage as error:
-                tap = "" if error.tap is None else f", tap {self.tap_name(array, error.tap)}"
-                self.report.faults.append(f"{where}{tap}: {error.reason}")
-                continue
-            if crc32c != committed[row]:
-                self.report.faults.append(f"{where}: its states are not those of the commit")
-        reader.close()
+    def segment_job(self, segment: int, rows: Columns, sizes: tuple[int, ...]) -> Job:
+        return SegmentCheck(self.store_dir, self.manifest, segment, rows, sizes, self.progress).run
 
-    def read_sample(self, reader: SegmentReader, position: int, n: int, where: str | None) -> int:
-        """Reads one sample slice by slice; returns the crc32c over its chunk checksums."""
-        crc32c = 0
-        for start in range(0, n, SLICE_POSITIONS):
-            count = min(SLICE_POSITIONS, n - start)
-            planes = np.empty((reader.geometry.taps, count, reader.geometry.hidden), dtype=np.uint16)
-            stored = reader.read(position, count, planes, start=start)
-            crc32c = google_crc32c.extend(crc32c, flat_bytes(stored))
-            self.report.bytes += planes.nbytes
-            self.progress(planes.nbytes)
-            if where is not None and start == 0:
-                array = reader.path.parent.name
-                names = [self.tap_name(array, tap) for tap in range(reader.geometry.taps)]
-                self.report.faults += [f"{where}: {fault}" for fault in value_faults(planes, names)]
-        return crc32c
-
-    def tap_name(self, array: str, tap: int) -> str:
-        return "last" if array == "last" else str(self.manifest.tap_layers[tap])
-
-    def check_tokens(self, plan: Columns) -> None:
-        """Every sample's tokens, against their checksum and the recorded length."""
-        table = open_tokens(self.store_dir, plan)
-        for sample_id, n, file, row in zip(
-            *(plan[name].tolist() for name in ("sample_id", "n", "tokens_file", "tokens_row"))
-        ):
-            with noting(self.report):
-                ids, _ = table.tokens_at(file, row)
-                if len(ids) <= n:
-                    self.report.faults.append(f"plan: sample {sample_id} has {len(ids)} tokens and {n} recorded ones")
+    def frozen_job(self) -> list[Fault]:
+        faults: list[Fault] = []
+        with noting(faults):
+            check_frozen(self.store_dir, self.manifest)
+        return faults
 
 
-def value_faults(planes: np.ndarray, names: list[str]) -> list[str]:
-    """What no target puts out: zero, constant or non-finite positions, taps that are copies.
-
-    planes [Lt, n, H] u16, bits of bfloat16; names [Lt].
-    """
-    magnitude = planes & ~SIGN
-    looks = {
-        "zero": (magnitude == 0).all(axis=2),
-        "constant": (planes == planes[..., :1]).all(axis=2) & (planes.shape[2] > 1),
-        "non-finite": ((magnitude & EXPONENT) == EXPONENT).any(axis=2),
-    }  # each [Lt, n] bool
-    faults = []
-    for look, found in looks.items():
-        for tap, position in np.argwhere(found)[:1]:
-            faults.append(f"{int(found.sum())} states are {look}, first tap {names[tap]}, position {position}")
-    copies = [
-        (names[a], names[b]) for b in range(len(planes)) for a in range(b) if np.array_equal(planes[a], planes[b])
-    ]
-    return faults + [f"taps {a} and {b} are identical" for a, b in copies[:1]]
+def is_planned(rows: Columns, plan: Columns, segment: int) -> bool:
+    """True where a commit holds the samples that the plan has in its segment."""
+    here = slice(*np.searchsorted(plan["segment"], [segment, segment + 1]))
+    return all(np.array_equal(rows[name], plan[name][here]) for name in COMPARED)
