@@ -1,0 +1,198 @@
+"""SIGKILL at random moments, to the launcher or a worker of `recode`; the new store ends as if nothing had happened."""
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from dflash_offline.store.config import RecodeConfig
+from dflash_offline.store.integrity import verify
+from dflash_offline.store.recode import recode
+
+SETTINGS = {"codec": "int8:4", "taps": (17, 1), "segment_positions": 512}
+NUM_SAMPLES = 90
+STARTING_S = 1.2  # a launcher takes about as long to lay out the store
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def lab() -> ModuleType:
+    """The functions of `recode_stores.py`."""
+    spec = importlib.util.spec_from_file_location("recode_stores", Path(__file__).with_name("recode_stores.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def halves(lab: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two stores that become one, with some samples in both."""
+    folder = tmp_path_factory.mktemp("halves")
+    numbers = (range(NUM_SAMPLES // 2), range(NUM_SAMPLES // 2 - 5, NUM_SAMPLES))
+    return [str(lab.make_store(folder / f"half{k}", own)) for k, own in enumerate(numbers)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(halves: list[str], lab: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of the new store, made in one go."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    report = recode(RecodeConfig(out=str(out), workers=1, **SETTINGS), halves)
+    assert (report.num_samples, report.left_out) == (NUM_SAMPLES, {"in an earlier store too": 5})
+    assert report.num_segments >= 20
+    return lab.small.tree(out)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float) -> bool:
+    """True as soon as the condition holds, False when it did not within the limit."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def children(parent: int) -> dict[int, str]:
+    """The living workers of a launcher by process id, with their names."""
+    try:
+        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")[-1] for pid in pids}
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {pid: name for pid, name in lines.items() if name.startswith("worker")}
+
+
+class Killer:
+    """Starts the same recode again and again and kills one of its processes each time."""
+
+    def __init__(self, stores: list[str], out: Path, seed: int) -> None:
+        self.stores = stores
+        self.out = out
+        self.draw = random.Random(seed)
+        self.victims: list[str] = []
+        self.run: subprocess.Popen[str] | None = None
+
+    def start(self, workers: int) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "dflash_offline.cli", "recode", *self.stores, "--out", str(self.out)]
+        command += ["--codec", "int8:4", "--taps", "17,1", "--set", "segment_positions=512", "--workers", str(workers)]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, **pipes)
+        return self.run
+
+    def num_commits(self) -> int:
+        return len(list((self.out / "commits").glob("[0-9]*.arrow"))) if (self.out / "commits").exists() else 0
+
+    def strike(self, *, workers: int, while_writing: bool) -> bool:
+        """One start and one kill; False when the run ended by itself first."""
+        at = self.num_commits() + self.draw.randrange(1, 3)
+        run = self.start(workers)
+        if while_writing:
+            wait_until(lambda: self.num_commits() >= at or run.poll() is not None, LIMIT_S)
+            time.sleep(self.draw.uniform(0.0, 0.02))
+        else:
+            time.sleep(self.draw.uniform(0.0, STARTING_S))
+        family = children(run.pid)
+        victim = self.draw.choice([run.pid, *family])
+        if run.poll() is not None or not is_alive(victim):
+            assert run.communicate(timeout=LIMIT_S) is not None
+            return False
+        os.kill(victim, signal.SIGKILL)
+        _, err = run.communicate(timeout=LIMIT_S)
+        if run.returncode == 0:
+            return False
+        self.victims.append(family.get(victim, "launcher"))
+        if victim == run.pid:
+            assert run.returncode == -signal.SIGKILL
+        else:
+            assert run.returncode == 1
+            assert f"{family[victim]} was killed by SIGKILL" in err
+            assert "are committed and safe" in err
+        assert wait_until(lambda: not any(is_alive(pid) for pid in family), 5.0), "a process was left behind"
+        return True
+
+
+@pytest.fixture
+def make_killer(halves: list[str]) -> Iterator[Callable[[Path, int], Killer]]:
+    """make_killer(out, seed); what a failed test leaves alive is killed after it."""
+    killers: list[Killer] = []
+
+    def make(out: Path, seed: int) -> Killer:
+        killers.append(Killer(halves, out, seed))
+        return killers[-1]
+
+    yield make
+    for killer in killers:
+        if killer.run is not None and killer.run.poll() is None:
+            killer.run.kill()
+            killer.run.communicate()
+
+
+def check_final(out: Path, halves: list[str], lab: ModuleType, undisturbed: dict[str, bytes]) -> None:
+    recode(RecodeConfig(out=str(out), workers=2, **SETTINGS), halves)
+    found = lab.small.tree(out)
+    assert sorted(name for name in {*found, *undisturbed} if found.get(name) != undisturbed.get(name)) == []
+    assert not verify(out).faults
+
+
+def kill_until(count: int, root: Path, make_killer: Any, finish: Callable[[Path], None]) -> list[str]:
+    """Strikes at one store after another, a new one when a run ended by itself, until so many kills; their victims."""
+    victims: list[str] = []
+    for seed in range(3 * count):
+        killer = make_killer(root / f"out-{seed}", seed)
+        for number in range(10):
+            if len(victims) + len(killer.victims) >= count:
+                break
+            is_early = number < 3  # while the store is laid out; then behind commits
+            if not killer.strike(workers=1 + number % 3, while_writing=not is_early) and not is_early:
+                break
+        victims += killer.victims
+        finish(root / f"out-{seed}")
+        if len(victims) >= count:
+            return victims
+    raise AssertionError(f"{len(victims)} of {count} kills: runs ended before they could be killed")
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_again_and_again(
+    tmp_path: Path, halves: list[str], lab: ModuleType, undisturbed: dict[str, bytes], make_killer: Any, count: int
+) -> None:
+    victims = kill_until(count, tmp_path, make_killer, lambda out: check_final(out, halves, lab, undisturbed))
+    assert len({name.split()[0] for name in victims}) == 2, "only one kind of process was killed"
+
+
+def test_a_layout_cut_off_after_each_of_its_files_is_completed(
+    tmp_path: Path, halves: list[str], lab: ModuleType
+) -> None:
+    """The files that are there before the first worker starts, and the folder of tokens that a kill leaves."""
+    out = tmp_path / "out"
+    config = RecodeConfig(out=str(out), workers=1, limit=8, **SETTINGS)
+    recode(config, halves)
+    expected = lab.small.tree(out)
+    laid_out = ["zarr.json", "hidden/zarr.json", "last/zarr.json", "plan/tokens-00000.arrow", "plan/index.arrow"]
+    laid_out += ["frozen/frozen.safetensors", "frozen/config.json"]
+    assert set(laid_out) <= set(expected)
+    for count in range(1, len(laid_out) + 1):
+        for name in set(expected) - set(laid_out[:count]):
+            (out / name).unlink()
+        (out / ".tokens").mkdir()
+        (out / ".tokens" / "tokens-00007.arrow").write_bytes(b"of another start")
+        recode(config, halves)
+        assert lab.small.tree(out) == expected
