@@ -64,7 +64,17 @@ class ExtractConfig:
         None, "target layers to record, like 1,9,17; default: five, evenly spaced", flag="--taps"
     )
     last: bool = setting(False, "also record the last hidden state, for soft targets", flag="--last")
-    codec: str = setting("raw", "how states are stored: raw (bfloat16)", flag="--codec")
+    codec: str = setting(
+        "raw",
+        "how states are stored: raw (bfloat16), zstd (lossless), int8 or int8:K (K exact values a row)",
+        flag="--codec",
+    )
+    window: int | None = setting(
+        None,
+        "leave out tokens more than this many before a sample's first eligible anchor; only drafters with "
+        "drafter.window up to it can be trained then; default: record them",
+        flag="--window",
+    )
     segment_positions: int | None = setting(None, "positions of one segment, a power of two; default: chosen")
     dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
 
@@ -86,10 +96,18 @@ class ExtractConfig:
 
     def __post_init__(self) -> None:
         require(self.shards is None or self.shards >= 1, "shards", self.shards, "at least 1 worker")
-        require(self.codec == "raw", "codec", self.codec, "raw (zstd and int8 come later)")
+        require_codec(self.codec)
+        require(self.window is None or self.window >= 1, "window", self.window, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
         require(self.cpu_threads >= 1, "cpu_threads", self.cpu_threads, "at least 1 thread")
         require(self.stall_s > 0, "stall_s", self.stall_s, "more than 0 seconds")
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         n = self.segment_positions
         require(n is None or (n >= 64 and n & (n - 1) == 0), "segment_positions", n, "a power of two from 64")
+
+
+def require_codec(name: str) -> None:
+    """Raises UserError where there is no codec of that name."""
+    from ..store.codecs import get_codec  # here, because it loads numpy
+
+    get_codec(name)

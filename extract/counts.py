@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,8 @@ class PrepareReport:
         ):
             if c[name]:
                 lines.append(f"  {c[name]:,} {text}")
-        lines.append(f"next: dflash plan --data {self.folder}, then dflash extract --data {self.folder}")
+        folder = quote(str(self.folder))
+        lines.append(f"next: dflash plan --data {folder}, then dflash extract --data {folder}")
         return "\n".join(lines)
 
 

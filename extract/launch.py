@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import UserError
 from ..progress import bar, say
+from ..settings import as_options
 from ..store.create import require_own_folder
 from ..store.files import FolderLock, free_bytes, remove_temporaries
 from ..store.frozen import CONFIG_PATH
@@ -24,14 +25,15 @@ from ..store.index import (
     write_consolidated,
 )
 from ..store.manifest import MANIFEST_NAME, read_manifest, require_same
-from ..store.size import bytes_per_position, human_bytes
+from ..store.size import human_bytes
+from ..store.state_error import extracted_errors, write_errors
 from ..store.writer import StoreWriter, create_store
 from ..watch import Job, run_all
 from .batching import make_batches, padded_tokens
 from .config import ExtractConfig
 from .plan import Plan, make_groups
 from .summary import ExtractReport, PlanSummary
-from .survey import Survey, needed_bytes, survey
+from .survey import Survey, needed_bytes, states_bytes, survey, whole_bytes
 from .worker import Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
 from .writing import Committed
 
@@ -42,7 +44,7 @@ def plan_command(config: ExtractConfig) -> PlanSummary:
     refuse_other_store(found)
     plan, committed = found.plan, committed_so_far(found.store_dir)
     num_tokens = int(found.samples.column("num_tokens")[plan.column("sample_id")].sum(dtype=np.int64))
-    width = bytes_per_position(len(found.manifest.tap_layers), found.facts.hidden_size, has_last=config.last)
+    full_segment = np.array([plan.segment_positions])
     return PlanSummary(
         data=config.data,
         store=config.store,
@@ -52,25 +54,29 @@ def plan_command(config: ExtractConfig) -> PlanSummary:
         num_without_anchor=plan.num_without_anchor,
         num_tokens=num_tokens,
         num_positions=plan.num_positions,
+        window=config.window,
+        num_outside_window=int(plan.lengths.sum()) - plan.num_positions,
         tap_layers=found.manifest.tap_layers,
         num_layers=found.facts.num_layers,
         has_last=config.last,
         hidden_size=found.facts.hidden_size,
+        codec=found.manifest.codec,
         segment_positions=plan.segment_positions,
         num_segments=plan.num_segments,
-        segment_bytes=int(plan.segment_positions * width),
-        store_bytes=needed_bytes(found, set()),
+        segment_bytes=states_bytes(found.manifest, full_segment, 1),
+        store_bytes=whole_bytes(found),
         needed_bytes=needed_bytes(found, committed),
         free_bytes=free_bytes(found.store_dir),
         num_committed=len(committed),
         workers=found.workers,
-        padding_share=1.0 - plan.num_positions / forwarded_tokens(plan, config.token_budget),
+        padding_share=1.0 - int(plan.lengths.sum()) / forwarded_tokens(plan, config.token_budget),
+        next_command=f"dflash extract {as_options(config, ('data', 'store'))}",
     )
 
 
 def forwarded_tokens(plan: Plan, token_budget: int) -> int:
     """Tokens of all forwards, padding included."""
-    segments, lengths = plan.column("segment"), plan.column("n")
+    segments, lengths = plan.column("segment"), plan.lengths
     total = 0
     for group in make_groups(plan.num_segments):
         first, last = np.searchsorted(segments, [group.start, group.stop])
@@ -95,6 +101,9 @@ def extract(config: ExtractConfig) -> ExtractReport:
         dealer = Dealer(found, StoreWriter(found.store_dir, found.manifest).committed())
         dealer.run()
         write_consolidated(found.store_dir, found.plan.sha256, found.plan.num_segments)
+        errors = extracted_errors(found.store_dir)
+        if errors is not None:
+            write_errors(found.store_dir, errors)
         return report(dealer, time.monotonic() - started)
 
 

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from .. import UserError
 from ..store.index import PLAN_SCHEMA, plan_sha256
+from ..store.placing import aligned, lay_out
 from ..store.samples import SampleTable
-from ..store.size import CHUNK_POSITIONS
 
-MAX_SEGMENT_BYTES = 2 * 2**30
-FEWEST_SEGMENTS = 64  # where the data allow it
 MAX_GROUP_SEGMENTS = 32  # over 32 segments of 2 GiB batches pad 2-4 %, inside one 18-37 % (design, section 4)
 GROUPS_WANTED = 16
 
@@ -40,31 +37,35 @@ class Plan:
         """Recorded positions of all samples, padding not counted."""
         return int(self.column("n").sum(dtype=np.int64))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample that the target is run on [num_samples] i64: all up to the last recorded one."""
+        return self.column("first").astype(np.int64) + self.column("n")
+
     def column(self, name: str) -> np.ndarray:
         """A number column [num_samples]."""
         return self.table.column(name).to_numpy()
 
 
-def make_plan(samples: SampleTable, *, bytes_per_position: float, segment_positions: int | None = None) -> Plan:
+def make_plan(
+    samples: SampleTable, *, bytes_per_position: float, segment_positions: int | None = None, window: int | None = None
+) -> Plan:
     """The plan of all samples that hold an anchor, in the order of their content.
 
-    Raises UserError when an asked `segment_positions` cannot hold the longest sample.
+    With `window` tokens more than that many before a sample's first anchor are not recorded. Raises UserError
+    when an asked `segment_positions` cannot hold the longest sample.
     """
-    recorded = samples.column("num_recorded").astype(np.int64)  # [N]
-    rows = np.flatnonzero(recorded > 0)
+    ends = samples.column("num_recorded").astype(np.int64)  # [N]
+    rows = np.flatnonzero(ends > 0)
     # The content decides, and where two samples are the same, the row: no other order is hidden in the store.
     rows = rows[np.lexsort((rows, samples.column("content")[rows]))]
-    sizes = aligned(recorded[rows])
-    if segment_positions is None:
-        segment_positions = choose_segment_positions(sizes, bytes_per_position)
-    if len(sizes) and sizes.max() > segment_positions:
-        raise UserError(
-            f"segment_positions = {segment_positions} is shorter than the longest sample, {sizes.max()} positions",
-            f"at least {power_of_two_from(int(sizes.max()))}",
-            "raise segment_positions, or leave it out",
-        )
-    segments, positions = place(sizes, segment_positions)
-    table = plan_table(samples, rows, segments, positions)
+    first = np.zeros(len(rows), dtype=np.int64)
+    if window is not None:
+        first = np.maximum(0, samples.first_anchors()[rows] - window)
+    n = ends[rows] - first
+    segment_positions, segments, positions = lay_out(aligned(n), bytes_per_position, segment_positions)
+    places = {"segment": segments, "position": positions, "n": n, "first": first}
+    table = plan_table(samples, rows, places)
     return Plan(
         table=table,
         segment_positions=segment_positions,
@@ -74,56 +75,12 @@ def make_plan(samples: SampleTable, *, bytes_per_position: float, segment_positi
     )
 
 
-def aligned(lengths: np.ndarray) -> np.ndarray:
-    """Lengths rounded up to whole chunks of positions."""
-    return -(-lengths // CHUNK_POSITIONS) * CHUNK_POSITIONS
-
-
-def choose_segment_positions(sizes: np.ndarray, bytes_per_position: float) -> int:
-    """A power of two: at most 2 GiB, small enough for 64 segments, but never below the longest sample.
-
-    `sizes` [N] are aligned. One rule gives way to the next in that order reversed.
-    """
-    largest = power_of_two_to(MAX_SEGMENT_BYTES / bytes_per_position)
-    enough = power_of_two_to(int(sizes.sum()) / FEWEST_SEGMENTS)
-    longest = power_of_two_from(int(sizes.max(initial=CHUNK_POSITIONS)))
-    return max(min(largest, enough), longest)
-
-
-def power_of_two_to(limit: float) -> int:
-    """The largest power of two up to `limit`, at least one chunk."""
-    return max(CHUNK_POSITIONS, 1 << max(0, int(limit).bit_length() - 1))
-
-
-def power_of_two_from(limit: int) -> int:
-    """The smallest power of two from `limit` on."""
-    return 1 << (limit - 1).bit_length()
-
-
-def place(sizes: np.ndarray, segment_positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Next fit: the segment [N] and the position inside it [N] of each sample, none straddling.
-
-    A sample that does not fit what is left of a segment opens the next one.
-    """
-    segments = np.empty(len(sizes), dtype=np.int32)
-    positions = np.empty(len(sizes), dtype=np.int32)
-    segment = used = 0
-    for i, size in enumerate(sizes.tolist()):
-        if used + size > segment_positions:
-            segment, used = segment + 1, 0
-        segments[i], positions[i] = segment, used
-        used += size
-    return segments, positions
-
-
-def plan_table(samples: SampleTable, rows: np.ndarray, segments: np.ndarray, positions: np.ndarray) -> pa.Table:
-    """The plan as `plan/index.arrow` holds it."""
+def plan_table(samples: SampleTable, rows: np.ndarray, places: dict[str, np.ndarray]) -> pa.Table:
+    """The plan as `plan/index.arrow` holds it; `places` are its columns about what is recorded and where."""
     files, rows_in_file = samples.places()
     columns: dict[str, pa.Array] = {
         "sample_id": pa.array(rows.astype(np.int64)),
-        "segment": pa.array(segments),
-        "position": pa.array(positions),
-        "n": pa.array(samples.column("num_recorded")[rows].astype(np.int32)),
+        **{name: pa.array(column.astype(np.int32)) for name, column in places.items()},
         "source_line": pa.array(samples.column("source_line")[rows]),
         "tokens_file": pa.array(files[rows]),
         "tokens_row": pa.array(rows_in_file[rows]),

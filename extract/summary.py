@@ -1,7 +1,9 @@
 """What `plan` and `extract` say at their end, as plain text."""
 
 from dataclasses import dataclass
+from shlex import quote
 
+from ..store.codecs import get_codec
 from ..store.size import human_bytes
 
 
@@ -17,19 +19,25 @@ class PlanSummary:
     num_without_anchor: int
     num_tokens: int
     num_positions: int
+    window: int | None
+    num_outside_window: int
+    """Tokens of the forwards that are not recorded."""
     tap_layers: tuple[int, ...]
     num_layers: int
     has_last: bool
     hidden_size: int
+    codec: str
     segment_positions: int
     num_segments: int
     segment_bytes: int
+    """The files of a full segment, their indexes included."""
     store_bytes: int
     needed_bytes: int
     free_bytes: int
     num_committed: int
     workers: tuple[str, ...]
     padding_share: float
+    next_command: str
 
     @property
     def fits(self) -> bool:
@@ -42,18 +50,23 @@ class PlanSummary:
             f", {self.num_without_anchor:,} more without an anchor are left out" if self.num_without_anchor else ""
         )
         verdict = "fits" if self.fits else "DOES NOT FIT"
+        outside = "" if self.window is None else f" (window {self.window:,} leaves out {self.num_outside_window:,})"
+        codec = get_codec(self.codec)
+        most = "at most " if codec.is_compressed else ""
         lines = [
             f"data       {self.data}: {self.num_samples:,} samples of {self.num_tokens:,} tokens{without}",
             f"target     {self.target}, {self.dtype}",
             f"taps       {', '.join(map(str, self.tap_layers))} of layers 0-{self.num_layers - 1}{last}, "
             f"{self.hidden_size} values each",
-            f"positions  {self.num_positions:,} to record, {self.padding_share:.1%} padding in the forwards",
+            f"codec      {codec.name}, {most}{codec.bytes_per_value(self.hidden_size):.3g} bytes a value, "
+            f"error: {codec.error}",
+            f"positions  {self.num_positions:,} to record{outside}, {self.padding_share:.1%} padding in the forwards",
             f"segments   {self.num_segments:,} of {self.segment_positions:,} positions, "
             f"at most {human_bytes(self.segment_bytes)} each{committed}",
-            f"store      {self.store}: {human_bytes(self.store_bytes)} when complete, "
-            f"{human_bytes(self.needed_bytes)} still to write, {human_bytes(self.free_bytes)} free: {verdict}",
+            f"store      {self.store}: {most}{human_bytes(self.store_bytes)} when complete, "
+            f"{most}{human_bytes(self.needed_bytes)} still to write, {human_bytes(self.free_bytes)} free: {verdict}",
             f"workers    {len(self.workers)} on {', '.join(dict.fromkeys(self.workers))}",
-            f"next: dflash extract --data {self.data} --store {self.store}",
+            f"next: {self.next_command}",
         ]
         return "\n".join(lines)
 
@@ -92,6 +105,6 @@ class ExtractReport:
             f"samples    {self.num_samples:,}: {self.num_ok:,} ok, {self.num_non_finite:,} non-finite, "
             f"{self.num_failed:,} failed; {self.num_without_anchor:,} more had no anchor",
             f"segments   {self.num_segments:,}: {self.num_kept_segments:,} kept from before, {done}",
-            f"next: dflash train --store {self.store}",
+            f"next: dflash train --store {quote(self.store)}",
         ]
         return "\n".join(lines)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import UserError
+from ..store.codecs import get_codec
 from ..store.frozen import CONFIG_PATH
 from ..store.manifest import MANIFEST_NAME, Manifest
 from ..store.samples import SampleTable
-from ..store.size import bytes_per_position, store_bytes
+from ..store.size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position, store_bytes
 from ..store.tokens_file import tokens_paths
 from .config import ExtractConfig
 from .data import LEFT_OUT_NAME, Data, read_data
 from .devices import choose_devices, choose_workers, num_cuda_devices
 from .plan import Plan, make_plan
 from .targets.base import TargetFacts, check_taps, default_taps
-
-COMMIT_BYTES = 8192  # a commit of some hundred samples, in whole blocks of the disk
-PLAN_ROW_BYTES = 128  # plan row, its commit row and its row in the consolidated index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +56,12 @@ def survey(config: ExtractConfig) -> Survey:
     require_prepared_for(config, data.facts, facts)
     tap_layers = config.taps if config.taps is not None else default_taps(facts.num_layers)
     check_taps(tap_layers, facts.num_layers)
-    width = bytes_per_position(len(tap_layers), facts.hidden_size, has_last=config.last, codec=config.codec)
-    plan = make_plan(samples, bytes_per_position=width, segment_positions=config.segment_positions)
+    codec = get_codec(config.codec)
+    codec.require_fits(facts.hidden_size)
+    width = bytes_per_position(len(tap_layers), facts.hidden_size, has_last=config.last, codec=codec.name)
+    plan = make_plan(
+        samples, bytes_per_position=width, segment_positions=config.segment_positions, window=config.window
+    )
     require_samples(config, plan, facts)
     manifest = Manifest(
         target=facts.as_plain(),
@@ -65,7 +69,8 @@ def survey(config: ExtractConfig) -> Survey:
         tap_layers=tap_layers,
         hidden_size=facts.hidden_size,
         has_last=config.last,
-        codec=config.codec,
+        window=config.window,
+        codec=codec.name,
         segment_positions=plan.segment_positions,
         num_segments=plan.num_segments,
         num_samples=plan.num_samples,
@@ -111,32 +116,57 @@ def require_samples(config: ExtractConfig, plan: Plan, facts: TargetFacts) -> No
             "at least one sample with two trained tokens in a row",
             f"see {Path(config.data) / LEFT_OUT_NAME} for what was left out and why",
         )
-    longest = int(plan.column("n").max())
+    longest = int(plan.lengths.max())
     if longest > facts.max_positions:
         raise UserError(
-            f"the longest sample has {longest} positions to record",
+            f"the longest sample has {longest} tokens up to its last eligible anchor",
             f"at most {facts.max_positions}, what target {facts.name!r} can read",
             f"run `dflash prepare` again with --max-length {facts.max_positions}",
         )
 
 
+def whole_bytes(found: Survey) -> int:
+    """Bytes of the store when complete: exact for states (zstd never takes more), an upper bound for the small rest."""
+    plan = found.plan
+    states = states_bytes(found.manifest, plan.column("n"), plan.num_segments)
+    return states + commit_bytes(plan) + frozen_bytes(found.facts) + layout_bytes(found)
+
+
 def needed_bytes(found: Survey, committed: set[int]) -> int:
-    """Bytes that extract will still write: exact for states, an upper bound for the small rest."""
-    plan, facts = found.plan, found.facts
+    """Bytes of it that extract will still write."""
+    plan = found.plan
     is_new = [segment not in committed for segment in plan.column("segment").tolist()]
-    states = store_bytes(
-        plan.column("n")[is_new],
-        num_segments=plan.num_segments - len(committed),
-        segment_positions=plan.segment_positions,
-        num_taps=len(found.manifest.tap_layers),
-        hidden_size=facts.hidden_size,
-        has_last=found.manifest.has_last,
-        codec=found.manifest.codec,
-    )
-    rest = plan.num_segments * COMMIT_BYTES + plan.num_samples * PLAN_ROW_BYTES
+    needed = states_bytes(found.manifest, plan.column("n")[is_new], plan.num_segments - len(committed))
+    needed += commit_bytes(plan)
     if not (found.store_dir / CONFIG_PATH).exists():
-        value_bytes = 4 if facts.dtype == "float32" else 2
-        rest += (1 if facts.is_tied else 2) * facts.vocab_size * facts.hidden_size * value_bytes
+        needed += frozen_bytes(found.facts)
     if not (found.store_dir / MANIFEST_NAME).exists():
-        rest += sum(path.stat().st_size for path in tokens_paths(found.samples.folder).values())
-    return states + rest
+        needed += layout_bytes(found)
+    return needed
+
+
+def states_bytes(manifest: Manifest, n: np.ndarray, num_segments: int) -> int:
+    """Bytes of the files of that many segments, which hold samples of `n` positions."""
+    return store_bytes(
+        n,
+        num_segments=num_segments,
+        segment_positions=manifest.segment_positions,
+        num_taps=len(manifest.tap_layers),
+        hidden_size=manifest.hidden_size,
+        has_last=manifest.has_last,
+        codec=manifest.codec,
+    )
+
+
+def commit_bytes(plan: Plan) -> int:
+    return plan.num_segments * COMMIT_BYTES + plan.num_samples * PLAN_ROW_BYTES
+
+
+def frozen_bytes(facts: TargetFacts) -> int:
+    value_bytes = 4 if facts.dtype == "float32" else 2
+    return (1 if facts.is_tied else 2) * facts.vocab_size * facts.hidden_size * value_bytes
+
+
+def layout_bytes(found: Survey) -> int:
+    """Tokens, manifest, metadata of the arrays, heads of the plan and of index.arrow."""
+    return sum(path.stat().st_size for path in tokens_paths(found.samples.folder).values()) + 4 * COMMIT_BYTES

@@ -4,13 +4,14 @@ Runs in a process of its own under `watch`. It asks its launcher for work and ne
 what to do next; what it is asked to do gives the same bytes whoever does it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import UserError
+from ..store.codecs import get_codec
 from ..store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, columns, read_plan
 from ..store.manifest import Manifest, read_manifest
 from ..store.samples import SampleTable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from .targets.hf import HfTarget
+
+MEASURED_EVERY = 101  # positions; a prime, so that no place in a chunk or a sample is preferred
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +72,9 @@ class Recorded:
 
 
 class StateWriter(Protocol):
-    """Where a worker's states go: a process of their own, or straight to the disk."""
+    """Where a worker's encoded states go: a process of their own, or straight to the disk."""
 
-    def put(self, states: "torch.Tensor", entries: tuple[Entry, ...]) -> None: ...
+    def put(self, rows: "torch.Tensor", entries: tuple[Entry, ...]) -> None: ...
 
 
 def work(channel: Channel, order: Order) -> None:
@@ -124,18 +127,21 @@ class Recorder:
         self.channel = channel
         self.target = target
         self.manifest = manifest
+        self.codec = get_codec(manifest.codec)
         self.token_budget = order.token_budget
         self.is_checked = False
         store_dir = Path(order.store_dir)
         self.samples = SampleTable(store_dir / "plan")
         plan = columns(read_plan(store_dir, manifest.plan_sha256))
-        self.plan = {name: plan[name] for name in ("sample_id", "segment", "n", "tokens_file", "tokens_row")}
+        names = ("sample_id", "segment", "position", "n", "first", "tokens_file", "tokens_row")
+        self.plan = {name: plan[name] for name in names}
+        self.lengths = plan["first"].astype(np.int64) + plan["n"]  # tokens to run of each sample [N]
 
     def largest_batch_bytes(self) -> int:
-        """Bytes that the states of any batch of this store fit into."""
-        tokens = max(int(self.plan["n"].max()), min(self.token_budget, 2 * self.manifest.num_positions))
+        """Bytes that the encoded states of any batch of this store fit into."""
+        tokens = max(int(self.plan["n"].max()), min(self.token_budget, 2 * int(self.lengths.sum())))
         planes = len(self.manifest.tap_layers) + int(self.manifest.has_last)
-        return tokens * planes * self.manifest.hidden_size * 2
+        return tokens * planes * self.codec.row_bytes(self.manifest.hidden_size)
 
     def record(self, group: Group, writer: StateWriter) -> None:
         """Records the wanted segments of a group.
@@ -145,7 +151,7 @@ class Recorder:
         their batches come, so memory holds one batch and the writer one open file per segment.
         """
         first, last = np.searchsorted(self.plan["segment"], [group.segments.start, group.segments.stop])
-        batches = [int(first) + batch for batch in make_batches(self.plan["n"][first:last], self.token_budget)]
+        batches = [int(first) + batch for batch in make_batches(self.lengths[first:last], self.token_budget)]
         if not self.is_checked:
             self.check(batches)
         for batch in batches:
@@ -157,36 +163,57 @@ class Recorder:
         """Before this worker's first segment: is the target, run in batches, the target run alone?"""
         from .soundness import check_target
 
-        padded = (b for b in batches if len(b) > 1 and self.plan["n"][b[0]] > self.plan["n"][b[-1]])
+        padded = (b for b in batches if len(b) > 1 and self.lengths[b[0]] > self.lengths[b[-1]])
         ids, lengths = self.load(next(padded, batches[0]))
         check_target(self.target, ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)
         self.is_checked = True
 
     def record_batch(self, batch: np.ndarray, wanted: np.ndarray, writer: StateWriter) -> None:
-        """Runs one batch and hands its wanted samples, places in the batch, to the writer."""
+        """Runs one batch and hands its wanted samples, places in the batch, to the writer.
+
+        They are judged as they were recorded and encoded where they are, so that int8 halves the copy off a GPU.
+        """
         import torch
 
+        from .int8_rows import encode_states
         from .soundness import peaks
 
         ids, lengths = self.load(batch)
         taps, final = self.target.record(ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)
         states = taps if final is None else torch.cat([taps, final[None]])  # [Lt (+1), N, S, H]
-        stored = states.to(torch.bfloat16)
-        peak = peaks(stored)  # [Lt (+1), N, S]
-        entries = [
-            Entry(int(batch[place]), place, status_of(peak[:, place, : lengths[place]])) for place in wanted.tolist()
-        ]
-        writer.put(stored, tuple(entries))
+        first, n = self.plan["first"][batch], self.plan["n"][batch]
+        stored = recorded_part(states.to(torch.bfloat16), first, n)  # [Lt (+1), N, longest n, H]
+        peak = peaks(stored)  # [Lt (+1), N, longest n]
+        entries = [Entry(int(batch[place]), place, status_of(peak[:, place, : n[place]])) for place in wanted.tolist()]
+        rows = encode_states(stored, self.codec.outliers)
+        writer.put(rows, self.measured(stored, rows, entries))
         self.channel.tell(Recorded(int(self.plan["n"][batch[wanted]].sum())))
+
+    def measured(self, states: "torch.Tensor", rows: "torch.Tensor", entries: list[Entry]) -> tuple[Entry, ...]:
+        """The entries with the errors of some of their sound states [Lt (+1), N, S, H], where the codec has any."""
+        import torch
+
+        from .int8_rows import errors
+
+        if self.codec.outliers is None:
+            return tuple(entries)
+        places = [measured_places(int(self.plan["position"][e.row]), int(self.plan["n"][e.row])) for e in entries]
+        places = [own if e.status == STATUS_OK else own[:0] for own, e in zip(places, entries)]
+        counts = [len(own) for own in places]
+        index = np.stack([np.repeat([e.place for e in entries], counts), np.concatenate(places)])  # [2, M]
+        sample, place = torch.from_numpy(index).to(states.device)
+        found = errors(states[:, sample, place], rows[:, sample, place], self.codec.outliers).cpu().numpy()  # [Lt, M]
+        parts = np.split(found, np.cumsum(counts)[:-1], axis=1)
+        return tuple(replace(e, errors=part.reshape(-1)) for e, part in zip(entries, parts))
 
     def load(self, batch: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
         """Token ids [N, S] long, zero-padded on the right, and lengths [N] long, on the CPU.
 
-        Only the recorded positions are run: a causal target's states there see nothing later.
+        Only tokens up to the last recorded one are run: a causal target's states there see nothing later.
         """
         import torch
 
-        lengths = self.plan["n"][batch].astype(np.int64)  # [N]
+        lengths = self.lengths[batch]  # [N]
         ids = np.zeros((len(batch), int(lengths.max())), dtype=np.int64)  # [N, S]
         for place, (row, n) in enumerate(zip(batch.tolist(), lengths.tolist())):
             tokens, _ = self.samples.tokens_at(int(self.plan["tokens_file"][row]), int(self.plan["tokens_row"][row]))
@@ -198,6 +225,25 @@ class Recorder:
                     "prepare the data with the target's own tokenizer",
                 )
         return torch.from_numpy(ids), torch.from_numpy(lengths)
+
+
+def measured_places(position: int, n: int) -> np.ndarray:
+    """Which of a sample's n recorded positions are measured: every 101st of the segment, whoever records it."""
+    return np.arange((MEASURED_EVERY // 2 - position) % MEASURED_EVERY, n, MEASURED_EVERY)
+
+
+def recorded_part(states: "torch.Tensor", first: np.ndarray, n: np.ndarray) -> "torch.Tensor":
+    """States [Lt, N, longest n, H] of the tokens first .. first + n - 1 [N] of states [Lt, N, S, H].
+
+    What lies behind a sample's n is padding: repetitions of its last state in the batch.
+    """
+    import torch
+
+    if not first.any():
+        return states
+    places = first[:, None].astype(np.int64) + np.arange(int(n.max()))  # [N, longest n]
+    index = torch.from_numpy(np.minimum(places, states.shape[2] - 1)).to(states.device)
+    return states[:, torch.arange(len(n), device=states.device)[:, None], index]
 
 
 def status_of(peak: np.ndarray) -> int:

@@ -20,6 +20,7 @@ from .. import __version__
 from ..store.index import STATUS_FAILED
 from ..store.manifest import Manifest, read_manifest
 from ..store.ring import Ring, RingHandle
+from ..store.state_error import StateErrors, as_metadata
 from ..store.writer import SegmentSink, StoreWriter
 from ..watch import Channel, Child, Job, Stalled
 
@@ -32,16 +33,18 @@ BEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One sample of a batch: its row in the plan, its place in the batch, its status."""
+    """One sample of a batch: its row in the plan, its place in the batch, its status, what was measured of it."""
 
     row: int
     place: int
     status: int
+    errors: np.ndarray | None = None
+    """Relative errors [M] of some of its states in a codec that loses something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Told to the writer: slot `slot` holds states `shape` [Lt (+1), N, S, H] u16 of these samples."""
+    """Told to the writer: slot `slot` holds encoded rows `shape` [Lt (+1), N, S, row_bytes] u8 of these samples."""
 
     slot: int
     shape: tuple[int, ...]
@@ -74,16 +77,20 @@ class SegmentFiller:
         self.on_commit = on_commit
         self.writer = StoreWriter(store_dir, manifest)
         self.sinks: dict[int, SegmentSink] = {}
+        self.errors: dict[int, StateErrors] = {}
 
-    def write(self, states: np.ndarray, entries: tuple[Entry, ...]) -> None:
-        """Appends samples from states [Lt (+1), N, S, H] u16; a failed one gives no states."""
+    def write(self, rows: np.ndarray, entries: tuple[Entry, ...]) -> None:
+        """Appends samples from encoded rows [Lt (+1), N, S, row_bytes] u8; a failed one gives no states."""
         plan = self.writer.plan
         for entry in entries:
             segment, n = int(plan["segment"][entry.row]), int(plan["n"][entry.row])
-            own = states[:, entry.place, :n]  # [Lt (+1), n, H]
+            own = rows[:, entry.place, :n]  # [Lt (+1), n, row_bytes]
             is_kept = entry.status != STATUS_FAILED
             if segment not in self.sinks:
                 self.sinks[segment] = self.writer.open(segment)
+                self.errors[segment] = StateErrors()
+            if entry.errors is not None:
+                self.errors[segment].count(entry.errors)
             sink = self.sinks[segment]
             sink.append(
                 int(plan["sample_id"][entry.row]),
@@ -91,9 +98,11 @@ class SegmentFiller:
                 own[: self.num_taps] if is_kept else None,
                 own[self.num_taps] if is_kept and self.has_last else None,
                 status=entry.status,
+                encoded=True,
             )
             if sink.is_written.all():
-                sink.commit({"written_by": f"dflash-offline {__version__}"})
+                measured = as_metadata(self.errors.pop(segment))
+                sink.commit({"written_by": f"dflash-offline {__version__}", **measured})
                 del self.sinks[segment]
                 self.on_commit(Committed(segment))
 
@@ -102,6 +111,7 @@ class SegmentFiller:
         for sink in self.sinks.values():
             sink.abort()
         self.sinks.clear()
+        self.errors.clear()
 
 
 def write_batches(channel: Channel, store_dir: str, ring_handle: RingHandle, limit_s: float) -> None:
@@ -119,8 +129,8 @@ def write_batches(channel: Channel, store_dir: str, ring_handle: RingHandle, lim
 
 
 def view(ring: Ring, slot: int, shape: tuple[int, ...]) -> np.ndarray:
-    """States of that shape at the start of a slot, u16."""
-    return ring.slot(slot)[: 2 * int(np.prod(shape))].view(np.uint16).reshape(shape)
+    """Rows of that shape at the start of a slot, u8."""
+    return ring.slot(slot)[: int(np.prod(shape))].reshape(shape)
 
 
 class WriterProcess:
@@ -139,13 +149,13 @@ class WriterProcess:
         job = Job(f"writer of {channel.name}", write_batches, (str(store_dir), self.ring.handle(), 2 * stall_s))
         self.child = Child(job)
 
-    def put(self, states: "torch.Tensor", entries: tuple[Entry, ...]) -> None:
-        """Copies bfloat16 states [Lt (+1), N, S, H] into a free slot and hands them over."""
+    def put(self, rows: "torch.Tensor", entries: tuple[Entry, ...]) -> None:
+        """Copies encoded rows [Lt (+1), N, S, row_bytes] u8 into a free slot and hands them over."""
         import torch
 
         self.wait_for(lambda: bool(self.free), "a free slot")
-        slot, shape = self.free.pop(), tuple(states.shape)
-        torch.from_numpy(view(self.ring, slot, shape).view(np.int16)).copy_(states.view(torch.int16))
+        slot, shape = self.free.pop(), tuple(rows.shape)
+        torch.from_numpy(view(self.ring, slot, shape)).copy_(rows)
         self.child.tell(Batch(slot, shape, entries))
         self.child.listen(self.note, 0.0)
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from ..store.codecs import Codec
 from .blocks import context_mask, flex_mask, own_mask
+from .int8_rows import decode
 from .slot import RowArrays, RowShape
 from .spec import DrafterSpec
 
@@ -46,7 +48,7 @@ class RowBatch:
 
     def load(self, row: RowArrays) -> None:
         """Copies a row of the loader and derives blocks, labels and mask from it."""
-        self.load_taps(row.taps)
+        self.load_taps(row.taps, row.codec)
         tokens = self.shape.row_tokens
         self.ids.copy_(torch.from_numpy(row.ids), non_blocking=True)
         self.loss_mask.copy_(torch.from_numpy(row.loss_mask), non_blocking=True)
@@ -59,12 +61,19 @@ class RowBatch:
         self.derive_labels()
         self.derive_mask()
 
-    def load_taps(self, planes: np.ndarray) -> None:
-        """planes [Lt, T, H] u16, bits of bfloat16, to taps [T, Lt*H]."""
-        states = torch.from_numpy(planes).view(torch.bfloat16)
-        num_taps, tokens, hidden = planes.shape
-        by_token = states.to(self.taps.device, non_blocking=True).transpose(0, 1)  # [T, Lt, H]
-        self.taps.view(tokens, num_taps, hidden).copy_(by_token)
+    def load_taps(self, encoded: np.ndarray, codec: Codec) -> None:
+        """encoded [Lt, T, row_bytes] u8 to taps [T, Lt*H]; it is copied first and decoded on the device."""
+        num_taps, tokens, _ = encoded.shape
+        hidden = self.spec.hidden_size
+        taps = self.taps.view(tokens, num_taps, hidden).transpose(0, 1)  # [Lt, T, H]
+        for own, plane in zip(taps, torch.from_numpy(encoded)):  # tap by tap: only one is on the device twice
+            rows = plane.to(self.taps.device, non_blocking=True)
+            if codec.outliers is None:
+                own.copy_(rows.view(torch.bfloat16))
+            elif own.dtype == torch.bfloat16:
+                decode(rows, hidden, codec.outliers, out=own)
+            else:
+                own.copy_(decode(rows, hidden, codec.outliers))
 
     def derive_blocks(self) -> None:
         """Sample starts; ids (slot 0 the anchor's token, masks behind it and in spare blocks) and positions."""

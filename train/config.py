@@ -18,6 +18,7 @@ class DrafterConfig:
         flag="--mask-token",
     )
     taps: tuple[int, ...] | None = setting(None, "subset of the store's taps to train on; default: all")
+    window: int | None = setting(None, "sliding window of every layer, tokens; default: none, full context")
     intermediate_size: int | None = setting(None, "MLP width; default: the target's")
     num_heads: int | None = setting(None, "query heads; default: the target's")
     num_kv_heads: int | None = setting(None, "key/value heads; default: the target's")
@@ -26,7 +27,7 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "at least 1 layer")
         require(2 <= self.block_size <= 128, "drafter.block_size", self.block_size, "2 to 128 tokens")
-        for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+        for name in ("window", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"drafter.{name}", value, "at least 1")
 
@@ -124,6 +125,8 @@ class TrainConfig:
         None, "torch threads of the trainer on a CPU; default: one below hidden size 512, else all cores"
     )
     loader_slots: int = setting(3, "rows the loader may be ahead, count")
+    loader_threads: int = setting(1, "threads that read the store inside the loader, 1 to 4")
+    uncached: bool = setting(False, "read past the page cache, for a store that is larger than memory")
     stall_s: float = setting(600.0, "longest wait for the loader or a step (the first compiles on CUDA), seconds")
     drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")
     rows: RowsConfig = section(RowsConfig, "the shape of every row")
@@ -141,6 +144,7 @@ class TrainConfig:
         require(threads is None or threads >= 1, "cpu_threads", threads, "at least 1 thread")
         require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
+        require(1 <= self.loader_threads <= 4, "loader_threads", self.loader_threads, "1 to 4 threads")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")

@@ -34,6 +34,7 @@ from .plots import plot_run
 from .prompts import Prompt, Prompts, read_lines, recorded_prompts, render_prompts
 from .run import default_row_tokens
 from .slot import RowShape, default_anchors
+from .spec import require_recorded
 from .walk import recorded_samples, walk
 
 IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokenizer_sha256")
@@ -87,6 +88,7 @@ def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | N
     """The offline walk over the held-out samples of a store; no target is opened."""
     weight = drafter.fc.weight
     with open_store(store_dir, facts) as reader:
+        require_recorded(facts.spec.window, reader.manifest.window, str(store_dir))
         rows = held_out_rows(reader, facts)[:limit]
         frozen = read_frozen(reader.store_dir)
         embedding = frozen.embedding.to(weight)

@@ -167,6 +167,7 @@ def model_card(facts: RunFacts, step: int, commands: tuple[str, ...], exam: Mapp
         f"| target | {name}, {target['num_layers']} layers, weights sha256 `{target['weights_sha256']}` |",
         f"| taps | outputs of layers {', '.join(map(str, spec.tap_layers))} |",
         f"| drafter | {spec.num_layers} layers, {num_parameters(spec):,} parameters |",
+        *([f"| attention | sliding window of {spec.window} tokens in every layer |"] if spec.window else []),
         f"| block, mask token | {spec.block_size}, id {spec.mask_token_id} |",
         f"| slots | {spec.slot_meaning} |",
         f"| training | step {step} of {facts.steps}, {facts.num_train:,} samples, {facts.rows_per_epoch:,} rows of "

@@ -30,6 +30,8 @@ HARMLESS = (
     "keep",
     "cpu_threads",
     "loader_slots",
+    "loader_threads",
+    "uncached",
     "stall_s",
     "loss.chunk_blocks",  # memory; the last bits of a sum may change
 )
@@ -42,7 +44,8 @@ class RunFacts:
     spec: DrafterSpec
     store: dict[str, Any]  # the store's manifest
     store_path: str  # where the store was when the run was last started
-    segments: str  # 'all', or the snapshot of committed segments, like 0-3,7
+    segments: str  # 'all', or the committed segments that the run reads, like 0-3,7
+    snapshot: str  # sha256 over what their commits say; an exact redo of a segment keeps it
     num_train: int  # samples
     num_held_out: int  # samples of the store; an exam takes the first `eval_samples`
     row_tokens: int
@@ -65,6 +68,11 @@ class RunFacts:
         return self.store["target"]
 
     @property
+    def codec_name(self) -> str:
+        """How the store's states are encoded."""
+        return self.store["codec"]
+
+    @property
     def shape(self) -> RowShape:
         return RowShape(row_tokens=self.row_tokens, anchors=self.anchors, block_size=self.spec.block_size)
 
@@ -72,7 +80,9 @@ class RunFacts:
         """Flat names and values that decide the run's weights, the store's own facts left out."""
         own = ("row_tokens", "anchors", "rows_per_step", "shuffle_segments")
         flat = {f"rows.{name}": getattr(self, name) for name in own}
-        flat |= {name: getattr(self, name) for name in ("segments", "num_train", "num_held_out", "steps", "seed")}
+        flat |= {
+            name: getattr(self, name) for name in ("segments", "snapshot", "num_train", "num_held_out", "steps", "seed")
+        }
         flat |= {"dtype": self.dtype, "eval_samples": self.eval_samples}
         flat |= {f"drafter.{name}": value for name, value in self.spec.as_dict().items()}
         flat |= {f"loss.{name}": value for name, value in self.loss.items()}
@@ -95,6 +105,9 @@ def read_facts(run_dir: Path) -> RunFacts:
         values = json.loads(path.read_text(encoding="utf-8"))
         found = values.pop("format")
         values.pop("package_version")
+        missing = {field.name for field in dataclasses.fields(RunFacts)} - set(values)
+        if found == FORMAT and missing:
+            raise KeyError(f"it has no {', '.join(sorted(missing))}")
     except (ValueError, KeyError) as error:
         raise UserError(f"{str(path)!r} is broken: {error}", "the facts of a run", "train into a new folder") from error
     if found != FORMAT:

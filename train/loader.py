@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import UserError
 from ..store.reader import StoreReader
 from ..store.ring import Ring, RingHandle
 from ..watch import BEAT_S, Channel, Child, Job, Stalled
@@ -32,12 +33,15 @@ class LoaderPlan:
 
     store_dir: Path
     segments: str  # 'all', or the run's snapshot: reader numbers differ once more segments are committed
+    snapshot: str  # sha256 of what was committed in them when the run was checked
     taps: tuple[int, ...]  # indices into the store's tap list
     slot: RowSlot
     seed: int
     shuffle_segments: int
     start: Place
     num_rows: int  # after these the process ends
+    threads: int = 1  # that read inside the process
+    uncached: bool = False  # read past the page cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,12 @@ class LoadedRow:
 
 
 def load_rows(channel: Channel, plan: LoaderPlan, handle: RingHandle) -> None:
-    """The process: fills free slots in the run's order and tells the trainer of each; hears which are free again."""
-    reader = StoreReader(plan.store_dir, partial=plan.segments != ALL)
+    """The process: fills free slots in the run's order and tells the trainer of each; hears which are free again.
+
+    Raises UserError where other states are committed than those the run was checked with.
+    """
+    reader = StoreReader(plan.store_dir, partial=plan.segments != ALL, threads=plan.threads, uncached=plan.uncached)
+    require_snapshot(reader, plan)
     samples = samples_of(reader, TRAIN_SPLIT, plan.segments)
     order = RowOrder.of(reader, samples, plan.slot.shape, seed=plan.seed, shuffle_segments=plan.shuffle_segments)
     ring = Ring.open(handle)
@@ -62,6 +70,17 @@ def load_rows(channel: Channel, plan: LoaderPlan, handle: RingHandle) -> None:
         assert isinstance(number, int)
         counts = fill_row(reader, row, plan.taps, place, order, plan.slot.view(ring.slot(number)))
         channel.tell((number, place, counts))
+
+
+def require_snapshot(reader: StoreReader, plan: LoaderPlan) -> None:
+    """Between the check of the run and this moment another process may have committed other states."""
+    found = reader.snapshot_in(plan.segments)
+    if found != plan.snapshot:
+        raise UserError(
+            f"the store {str(plan.store_dir)!r} holds other states than at the start of this command: snapshot {found}",
+            f"snapshot {plan.snapshot} of segments {plan.segments}",
+            "end what writes into that store, bring its states back, then give the same command again",
+        )
 
 
 def describe(place: Place) -> str:

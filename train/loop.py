@@ -125,16 +125,24 @@ class Trainer:
     def open_loader(self) -> Loader:
         """The loader of the rows that are still to train on."""
         facts = self.facts
-        slot = RowSlot(shape=facts.shape, num_taps=facts.spec.num_taps, hidden_size=facts.spec.hidden_size)
+        slot = RowSlot(
+            shape=facts.shape,
+            num_taps=facts.spec.num_taps,
+            hidden_size=facts.spec.hidden_size,
+            codec_name=facts.codec_name,
+        )
         plan = LoaderPlan(
             store_dir=Path(self.config.store).absolute(),
             segments=facts.segments,
+            snapshot=facts.snapshot,
             taps=self.run.taps,
             slot=slot,
             seed=facts.seed,
             shuffle_segments=facts.shuffle_segments,
             start=Place(self.state.epoch, self.state.row),
             num_rows=(facts.steps - self.state.step) * facts.rows_per_step,
+            threads=self.config.loader_threads,
+            uncached=self.config.uncached,
         )
         return Loader(plan, slots=self.config.loader_slots, stall_s=self.config.stall_s, beat=self.channel.beat)
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..store.reader import StoreReader
+from ..store.ranges import ALL, parse_ranges
+from ..store.reader import Request, StoreReader
 from ..store.samples import eligible_anchors
 from .packing import choose_anchors, pack_rows
 from .slot import RowArrays, RowShape
 
 TRAIN_SPLIT, HELD_OUT_SPLIT = "train", "heldout"
-ALL = "all"  # segments of a run that took no snapshot
 
 
 class Place(NamedTuple):
@@ -79,23 +79,27 @@ def fill_row(
 ) -> RowCounts:
     """Writes one row whole: the samples one after another, padding behind them, then the anchors.
 
-    `taps` are indices into the store's tap list. A sample of n recorded positions takes n + 1
-    tokens; the taps of the last one and of all padding are zeros.
+    `taps` are indices into the store's tap list; states stay as the store encodes them. A sample of n
+    recorded positions takes n + 1 tokens, from the first recorded one on; its positions count from its own start.
+    The taps of the last token and of all padding are zeros.
     """
     shape = order.shape
     eligible = np.zeros(shape.row_tokens, np.bool_)  # [T]
+    requests: list[Request] = []
     end = 0
     for number, sample in enumerate(samples):
-        begin, n = end, int(reader.samples.n[sample])
-        end = begin + n + 1
+        first, n = int(reader.samples.first[sample]), int(reader.samples.n[sample])
+        begin, end = end, end + n + 1
+        own = slice(first, first + n + 1)
         ids, loss_mask = reader.tokens(int(sample))
-        reader.read(int(sample), out.taps[:, begin : end - 1], taps=taps)
+        requests.append(Request(int(sample), out.taps[:, begin : end - 1], taps))
         out.taps[:, end - 1] = 0
-        out.ids[begin:end] = ids[: n + 1]
-        out.loss_mask[begin:end] = loss_mask[: n + 1]
+        out.ids[begin:end] = ids[own]
+        out.loss_mask[begin:end] = loss_mask[own]
         out.sample_ids[begin:end] = number
-        out.positions[begin:end] = np.arange(n + 1)
-        eligible[begin:end] = eligible_anchors(loss_mask)[: n + 1]
+        out.positions[begin:end] = np.arange(first, first + n + 1)
+        eligible[begin:end] = eligible_anchors(loss_mask)[own]
+    reader.read_many(requests, encoded=True)
     out.taps[:, end:] = 0
     out.ids[end:] = 0
     out.loss_mask[end:] = False
@@ -119,18 +123,3 @@ def samples_of(reader: StoreReader, split: str, segments: str) -> np.ndarray:
     if segments == ALL:
         return numbers
     return numbers[np.isin(reader.samples.segment[numbers], parse_ranges(segments))]
-
-
-def as_ranges(numbers: np.ndarray) -> str:
-    """Sorted whole numbers as text, like 0-3,7."""
-    groups = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
-    return ",".join(f"{g[0]}-{g[-1]}" if len(g) > 1 else f"{g[0]}" for g in groups)
-
-
-def parse_ranges(text: str) -> list[int]:
-    """The numbers that `as_ranges` wrote."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found

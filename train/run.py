@@ -14,6 +14,7 @@ import numpy as np
 from .. import UserError
 from ..settings import as_dict, as_toml, digest
 from ..store.files import publish, storage_error
+from ..store.ranges import as_ranges
 from ..store.reader import StoreReader
 from .config import TrainConfig
 from .facts import (
@@ -27,9 +28,9 @@ from .facts import (
     require_same_run,
     require_same_store,
 )
-from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, as_ranges, samples_of
+from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
 from .slot import TILE, RowShape, default_anchors
-from .spec import make_spec, require_free
+from .spec import make_spec, require_free, require_recorded
 
 ROW_TOKENS = {"cuda": 16384, "cpu": 512}  # fewest tokens of a default row, by device type
 LEFT_OVERS = (".lock", CONFIG_NAME, KERNELS_NAME)  # of a start that ended before run.json was there
@@ -39,9 +40,11 @@ DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, device_type: str) -> RunFacts:
     """What this command would train: every default filled in, from the store and the type of device.
 
-    Raises UserError for a store without training samples and for settings that do not fit it.
+    Raises UserError for a store without training samples and for settings that do not fit it: a drafter that reads
+    further back than the store was recorded is one of them.
     """
     spec = make_spec(config.drafter, reader.manifest.target, reader.manifest.tap_layers)
+    require_recorded(spec.window, reader.manifest.window, config.store)
     train, held_out = (samples_of(reader, split, segments) for split in (TRAIN_SPLIT, HELD_OUT_SPLIT))
     if len(train) == 0:
         raise UserError(
@@ -60,6 +63,7 @@ def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, devic
         store=reader.manifest.as_json(),
         store_path=str(Path(config.store).absolute()),
         segments=segments,
+        snapshot=reader.snapshot_in(segments),
         num_train=len(train),
         num_held_out=len(held_out),
         row_tokens=row_tokens,

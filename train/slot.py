@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import UserError
+from ..store.codecs import Codec, get_codec
 
 TILE = 128  # edge of an attention tile, tokens (flex-attention's block size; dflash-spec 2.3)
 ALIGNMENT = 64  # every array of a slot starts on a multiple of this many bytes
@@ -78,10 +79,12 @@ class RowArrays:
     """Numpy views into one slot; the slot owns the memory.
 
     The writer fills every array each time. Rows of `taps` that hold no recorded state (padding,
-    and the last token of a sample) must be zeros: a masked NaN still spreads through attention.
+    and the last token of a sample) must be zeros, which every codec decodes to zeros: a masked NaN
+    still spreads through attention.
     """
 
-    taps: np.ndarray  # [Lt, T, H] u16, bits of bfloat16
+    codec: Codec
+    taps: np.ndarray  # [Lt, T, row_bytes] u8, encoded as the store holds them; raw and zstd: bits of bfloat16
     ids: np.ndarray  # [T+B] i64; zeros behind the last sample
     loss_mask: np.ndarray  # [T+B] bool, True = trained on; False behind the last sample
     sample_ids: np.ndarray  # [T] i32, any number that differs between neighbours; -1 = padding
@@ -97,12 +100,17 @@ class RowSlot:
     shape: RowShape
     num_taps: int
     hidden_size: int
+    codec_name: str
+
+    @property
+    def codec(self) -> Codec:
+        return get_codec(self.codec_name)
 
     def fields(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
         """(name, shape, dtype) of each array, in the order of their bytes."""
         tokens, block_size = self.shape.row_tokens, self.shape.block_size
         return [
-            ("taps", (self.num_taps, tokens, self.hidden_size), np.dtype(np.uint16)),
+            ("taps", (self.num_taps, tokens, self.codec.row_bytes(self.hidden_size)), np.dtype(np.uint8)),
             ("ids", (tokens + block_size,), np.dtype(np.int64)),
             ("loss_mask", (tokens + block_size,), np.dtype(np.bool_)),
             ("sample_ids", (tokens,), np.dtype(np.int32)),
@@ -126,7 +134,7 @@ class RowSlot:
             num_bytes = int(np.prod(shape)) * dtype.itemsize
             arrays[name] = memory[offset : offset + num_bytes].view(dtype).reshape(shape)
             offset += padded_bytes(shape, dtype)
-        return RowArrays(**arrays)
+        return RowArrays(codec=self.codec, **arrays)
 
     def allocate(self) -> RowArrays:
         """A row of its own, all zeros and padding; for a caller without a ring."""

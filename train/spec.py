@@ -114,7 +114,19 @@ def make_spec(config: DrafterConfig, target: Mapping[str, Any], tap_layers: Sequ
         embedding_scale=target.get("embedding_scale", 1.0),
         output_multiplier=target.get("output_multiplier", 1.0),
         logit_softcap=target.get("logit_softcap"),
+        window=config.window,
     )
+
+
+def require_recorded(window: int | None, recorded: int | None, store: str) -> None:
+    """Raises UserError where a drafter of this window reads context that a store of window `recorded` lacks."""
+    if recorded is not None and (window is None or window > recorded):
+        own = "none: its layers read the full context" if window is None else str(window)
+        raise UserError(
+            f"the store {store!r} was recorded with window {recorded}, the drafter's window is {own}",
+            f"a drafter.window from 1 to {recorded}: tokens further before the first anchor are not in this store",
+            f"--set drafter.window={recorded} or less, or take a store with a larger window or none",
+        )
 
 
 def size_of(name: str, own: int | None, target: Mapping[str, Any]) -> int:

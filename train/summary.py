@@ -22,6 +22,7 @@ def describe_run(run_dir: Path) -> str:
         "target": f"{facts.target['name']}, weights {facts.target['weights_sha256'][:12]}",
         "store": f"{facts.store_path}, plan {facts.store['plan_sha256'][:16]}",
         "drafter": f"{spec.num_layers} layers, hidden {spec.hidden_size}, taps {list(spec.tap_layers)}",
+        "context": "all tokens before a block" if spec.window is None else f"a window of {spec.window:,} tokens",
         "block": f"{spec.block_size} tokens, mask token {spec.mask_token_id}; {spec.slot_meaning}",
         "rows": f"{rows}, {facts.rows_per_epoch} rows an epoch",
         "samples": f"{facts.num_train:,} to train on, {facts.num_held_out:,} held out",

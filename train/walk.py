@@ -26,12 +26,13 @@ HEAD_BLOCKS = 64  # blocks whose logits exist at once
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSample:
-    """One recorded sample: ids [S], loss_mask bool [S], taps u16 (bits of bfloat16) [Lt, n, H]."""
+    """One recorded sample: ids [S], loss_mask bool [S], taps u16 (bfloat16 bits) [Lt, n, H] from token `first` on."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
     taps: np.ndarray
     task: str = ""
+    first: int = 0
 
     @property
     def row_length(self) -> int:
@@ -47,7 +48,7 @@ def recorded_samples(reader: StoreReader, rows: Iterable[int], tap_layers: Seque
         ids, loss_mask = reader.tokens(i)
         out = np.empty((len(taps), int(reader.samples.n[i]), reader.manifest.hidden_size), np.uint16)  # [Lt, n, H]
         reader.read(i, out, taps=taps)
-        yield HeldOutSample(ids, loss_mask, out, str(reader.samples.task[i]))
+        yield HeldOutSample(ids, loss_mask, out, str(reader.samples.task[i]), int(reader.samples.first[i]))
 
 
 @torch.no_grad()
@@ -126,16 +127,16 @@ def draft_row(
 ) -> list[np.ndarray]:
     """For each sample [S]: leading drafts equal to its text, of a block at each eligible position; else 0."""
     device, spec = embedding.device, drafter.spec
-    taps, ids, positions, first = fill_row(drafter, row, shape)
+    taps, ids, positions, begins = fill_row(drafter, row, shape)
     results = [np.zeros(len(sample.ids), np.int64) for sample in row]
     where = [(j, int(a)) for j, s in enumerate(row) for a in np.flatnonzero(eligible_anchors(s.loss_mask))]
     slots = torch.arange(shape.stride, device=device)  # [stride]
     for begin in range(0, len(where), shape.anchors):
         chunk = where[begin : begin + shape.anchors]
         spare = shape.anchors - len(chunk)  # spare slots repeat the last anchor and are not looked at
-        local = torch.tensor([a for _, a in chunk] + [chunk[-1][1]] * spare, device=device)  # [A] sample's positions
-        starts = torch.tensor([first[j] for j, _ in chunk] + [first[chunk[-1][0]]] * spare, device=device)  # [A]
-        anchors = starts + local  # [A] row's positions
+        places = [(a, begins[j], a - row[j].first) for j, a in chunk + [chunk[-1]] * spare]
+        local, starts, behind = torch.tensor(places, device=device).unbind(1)  # [A] each; local: sample's positions
+        anchors = starts + behind  # [A] row's positions
         block_ids = torch.full((shape.anchors, shape.stride), spec.mask_token_id, device=device)  # [A, stride]
         block_ids[:, 0] = ids[anchors]
         embeds = (embedding[block_ids.flatten()] * spec.embedding_scale).to(taps.dtype)  # [Q, H]
@@ -161,16 +162,16 @@ def fill_row(
     taps = torch.zeros(shape.row_tokens, weight.shape[1], dtype=weight.dtype, device=weight.device)  # [T, Lt*H]
     ids = torch.zeros(shape.row_tokens + shape.block_size, dtype=torch.int64)  # [T+B]
     positions = torch.zeros(shape.row_tokens, dtype=torch.int64)  # [T]
-    first, begin = [], 0
+    begins, begin = [], 0
     for sample in row:
-        num_recorded, length = sample.taps.shape[1], sample.row_length
+        num_recorded, length, first = sample.taps.shape[1], sample.row_length, sample.first
         planes = torch.from_numpy(sample.taps.view(np.int16)).view(torch.bfloat16)  # [Lt, n, H]
         taps[begin : begin + num_recorded] = planes.to(weight).permute(1, 0, 2).flatten(1)
-        ids[begin : begin + length] = torch.from_numpy(sample.ids[:length].astype(np.int64))
-        positions[begin : begin + length] = torch.arange(length)
-        first.append(begin)
+        ids[begin : begin + length] = torch.from_numpy(sample.ids[first : first + length].astype(np.int64))
+        positions[begin : begin + length] = torch.arange(first, first + length)
+        begins.append(begin)
         begin += length
-    return taps, ids.to(weight.device), positions.to(weight.device), first
+    return taps, ids.to(weight.device), positions.to(weight.device), begins
 
 
 def choose(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,8 @@ def kernels_in(module: ModuleType) -> Iterator[Kernel]:
 def deciding_closure(function: Callable[..., Any], depth: int = 4) -> dict[str, Any] | None:
     """The closure that holds the decision, of a function or of one that it wraps."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    closure = {name: cell.cell_contents for name, cell in zip(names, getattr(function, "__closure__", None) or ())}
+    cells = getattr(function, "__closure__", None) or ()
+    closure: dict[str, Any] = {name: cell.cell_contents for name, cell in zip(names, cells)}
     if {DECISION, "func_name", "package"} <= set(closure):
         return closure
     inner = [value for value in (*closure.values(), getattr(function, "__wrapped__", None)) if callable(value)]

@@ -95,12 +95,12 @@ def fill_row() -> Callable[..., RowArrays]:
     """A row with the samples one after another and anchors given as row indices (or None: a spare block)."""
 
     def make(shape: RowShape, samples: Sequence[Sample], anchors: Sequence[int | None]) -> RowArrays:
-        row = RowSlot(shape=shape, num_taps=TAPS, hidden_size=HIDDEN).allocate()
+        row = RowSlot(shape=shape, num_taps=TAPS, hidden_size=HIDDEN, codec_name="raw").allocate()
         place = 0
         for number, sample in enumerate(samples):
             part = slice(place, place + len(sample))
             row.ids[part], row.loss_mask[part] = sample.ids, sample.loss_mask
-            row.taps[:, part] = sample.taps
+            row.taps[:, part] = row.codec.encode(sample.taps)
             row.sample_ids[part], row.positions[part] = number, np.arange(len(sample))
             place += len(sample)
         known = [a for a in anchors if a is not None]

@@ -90,7 +90,8 @@ def test_the_last_block_may_reach_past_the_row(tiny_spec, random_sample, fill_ro
 
 
 def test_a_slot_holds_every_array_apart() -> None:
-    layout = RowSlot(shape=RowShape(row_tokens=128, anchors=16, block_size=6), num_taps=2, hidden_size=5)
+    row_shape = RowShape(row_tokens=128, anchors=16, block_size=6)
+    layout = RowSlot(shape=row_shape, num_taps=2, hidden_size=5, codec_name="raw")
     memory = np.zeros(layout.size_bytes + 100, np.uint8)
     row = layout.view(memory)
     arrays = {name: getattr(row, name) for name, _, _ in layout.fields()}

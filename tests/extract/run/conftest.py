@@ -12,7 +12,6 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
@@ -102,8 +101,8 @@ class Inline:
     def __init__(self, filler: SegmentFiller) -> None:
         self.filler = filler
 
-    def put(self, states: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        self.filler.write(states.view(torch.int16).numpy().view(np.uint16), entries)
+    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
+        self.filler.write(rows.numpy(), entries)
 
 
 def record_here(config: ExtractConfig, *, with_frozen: bool = True) -> Survey:

@@ -1,5 +1,7 @@
 """`dflash plan` says what extract then does, and writes nothing."""
 
+import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +9,10 @@ from typing import Any
 
 import pytest
 from dflash_offline import UserError
+from dflash_offline.cli import COMMANDS, resolved
 from dflash_offline.extract.config import ExtractConfig
-from dflash_offline.extract.launch import plan_command
+from dflash_offline.extract.launch import Dealer, plan_command, report
+from dflash_offline.extract.survey import Survey
 from dflash_offline.store.reader import StoreReader
 
 MakeConfig = Callable[..., ExtractConfig]
@@ -42,7 +46,63 @@ def test_text_holds_what_a_user_asks(data: Path, tmp_path: Path, make_config: Ma
     text = plan_command(make_config(data, tmp_path / "store", shards=2)).text()
     for wanted in ("56 samples", "positions", "segments", "free: fits", "taps       1, 3, 0 of layers 0-5", "2 on cpu"):
         assert wanted in text
-    assert text.splitlines()[-1] == f"next: dflash extract --data {data} --store {tmp_path / 'store'}"
+    own = "--taps 1,3,0 --shards 2 --devices cpu --token-budget 600 --set stall_s=120.0"
+    assert text.splitlines()[-1] == f"next: dflash extract --data {data} --store {tmp_path / 'store'} {own}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"taps": None, "devices": None, "token_budget": 8192, "stall_s": 600.0},
+        {"codec": "int8", "window": 8, "last": True, "dtype": "float32", "segment_positions": 256},
+        {"space_check": False, "slow_kernels": True, "cpu_threads": 2, "shards": 3, "taps": (4,)},
+    ],
+)
+def test_the_next_command_makes_the_store_that_was_planned(
+    tmp_path: Path, data: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Words that a shell splits, given to the command's own parser, are the planned config again."""
+    named = str(data) if changes.get("window") else None
+    target = json.loads((data / "data.json").read_text())["facts"]["target"] if named else None
+    config = make_config(data, tmp_path / "s raw 'e", **changes, target=target)
+    next_line = plan_command(config).text().splitlines()[-1]
+    words = shlex.split(next_line.removeprefix("next: dflash "))
+    monkeypatch.chdir(tmp_path)
+    given = COMMANDS[words[0]][0]().make_context("extract", words[1:]).params
+    assert resolved(ExtractConfig, "extract", given) == config
+
+
+def test_the_whole_store_takes_the_same_whatever_is_there_already(
+    tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig
+) -> None:
+    planned, there = plan_command(make_config(data, tmp_path / "store")), plan_command(make_config(data, whole_store))
+    assert there.store_bytes == planned.store_bytes
+    assert there.needed_bytes < planned.needed_bytes
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8:4", "zstd"])
+def test_a_full_segment_takes_what_is_said(
+    tmp_path: Path,
+    case_target: Any,
+    make_data: Any,
+    make_config: MakeConfig,
+    extract_here: Callable[..., Survey],
+    codec: str,
+) -> None:
+    """Samples of 64 positions in segments of 64: every segment is full, its indexes and last states included."""
+    lines = [{"input_ids": list(range(first, first + 65)), "loss_mask": [1] * 65} for first in (6, 8, 10)]
+    config = make_config(
+        make_data(lines, case_target()), tmp_path / "s raw e", codec=codec, last=True, segment_positions=64
+    )
+    found = extract_here(config, with_frozen=False)
+    sizes = {
+        sum((tmp_path / "s raw e" / array / f"c.{segment}.0.0").stat().st_size for array in ("hidden", "last"))
+        for segment in range(3)
+    }
+    said = plan_command(config).segment_bytes
+    assert max(sizes) < said if codec == "zstd" else sizes == {said}
+    told = report(Dealer(found, set()), 1.0).text().splitlines()[-1]
+    assert told == f"next: dflash train --store '{tmp_path / 's raw e'}'"
 
 
 def test_plan_of_a_half_filled_store(tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig) -> None:

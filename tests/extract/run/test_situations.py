@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_offline import UserError
+from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.launch import extract
 from dflash_offline.extract.prepare import prepare
@@ -60,6 +61,24 @@ def test_case_c25_disk_full(
     assert code == 0, err
     assert f"{len(reader.file_bytes)} kept from before" in out
     assert content(store) == content(whole_store)
+
+
+def test_a_read_only_disk_is_named_in_three_lines(
+    small_disk: Path, data: Path, whole_store: Path, make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    store = Path(shutil.copytree(whole_store, small_disk / "store"))
+    (store / "commits" / "00000001.arrow").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(UserError, match=r"store/\.lock' failed: .*EROFS") as caught:
+        extract(make_config(data, store))
+    assert len(str(caught.value).splitlines()) == 3
+    with pytest.raises(SystemExit):
+        main(["verify", str(store), "--repair"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "EROFS" in told.err
+    assert len(told.err.strip().splitlines()) == 3
 
 
 @dataclass
@@ -149,7 +168,8 @@ MUST_REFUSE: dict[str, tuple[Callable[[Made], ExtractConfig], str]] = {
         lambda made: made.again(dtype="bfloat16"),
         r'target\.dtype = "float32" there, "bfloat16" now',
     ),
-    "stored format": (lambda made: made.again(codec="fp8"), r"codec = 'fp8'\nexpected: raw"),
+    "stored format": (lambda made: made.again(codec="fp8"), r"codec 'fp8' is unknown[\s\S]*expected: raw, zstd"),
+    "codec": (lambda made: made.again(codec="zstd"), r'codec = "raw" there, "zstd" now'),
     "last state too": (lambda made: made.again(last=True), r"has_last = false there, true now"),
     "segment size": (
         lambda made: made.again(segment_positions=1024),

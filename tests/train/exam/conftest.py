@@ -240,7 +240,12 @@ def render(target: HfTarget, text: str) -> list[int]:
 
 
 def write_store(
-    folder: Path, target: HfTarget, samples: list[tuple[list[int], np.ndarray, str, str]], **facts: Any
+    folder: Path,
+    target: HfTarget,
+    samples: list[tuple[list[int], np.ndarray, str, str]],
+    *,
+    window: int | None = None,
+    **facts: Any,
 ) -> Path:
     """A complete store of samples (ids, loss_mask, split, task); keyword arguments change target facts."""
     with SampleWriter(folder / "data") as writer:
@@ -248,13 +253,14 @@ def write_store(
             writer.add(np.array(ids), loss_mask, split=split, task=task, source="made", source_line=line)
     hidden = target.facts.hidden_size
     table = SampleTable(folder / "data")
-    plan = make_plan(table, bytes_per_position=float(len(TINY_TAPS) * hidden * 2))
+    plan = make_plan(table, bytes_per_position=float(len(TINY_TAPS) * hidden * 2), window=window)
     told = dataclasses.asdict(target.facts) | facts
     manifest = Manifest(
         target=told,
         data={"facts": {}},
         tap_layers=TINY_TAPS,
         hidden_size=hidden,
+        window=window,
         segment_positions=plan.segment_positions,
         num_segments=plan.num_segments,
         num_samples=plan.num_samples,
@@ -270,7 +276,8 @@ def write_store(
         for row in (row for row in rows if row["segment"] == segment):
             ids, _ = table.tokens_at(row["tokens_file"], row["tokens_row"])
             taps, _ = target.record(torch.from_numpy(ids.astype(np.int64))[None], torch.tensor([len(ids)]), TINY_TAPS)
-            bits = taps[:, 0, : row["n"]].to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
+            taps = taps[:, 0, row["first"] : row["first"] + row["n"]]
+            bits = taps.to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
             sink.append(row["sample_id"], row["position"], bits)
         sink.commit({"host": "test"})
     parts, _ = target.frozen()

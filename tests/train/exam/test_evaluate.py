@@ -1,5 +1,6 @@
 """The exam as a user runs it: decoded and offline on the packaged target, and what it refuses."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -182,6 +183,35 @@ def test_a_store_of_another_target_is_refused(lab, tiny_run, tmp_path):
     for offline in ("true", "false"):
         with pytest.raises(UserError, match="a store of another target"):
             run_exam(tiny_run, tmp_path, f"offline={offline}", f"store={store}")
+
+
+def test_a_store_recorded_with_a_window_gives_the_same_exam_or_is_refused(lab, tiny_run, tmp_path):
+    """The drafter of `tiny_run` reads the full context, so only a windowed copy of it may take that store."""
+    samples = []
+    for prompt, text, task in zip(tiny_run.prompts, tiny_run.answers, tiny_run.tasks):
+        mask = np.array([False] * len(prompt) + [True] * len(text))
+        samples += [(prompt + text, mask, split, task.kind) for split in ("heldout", "train")]
+    cut = lab.write_store(tmp_path / "cut", tiny_run.target, samples, window=6)
+    with pytest.raises(UserError) as caught:
+        run_exam(tiny_run, tmp_path, "offline=true", f"store={cut}")
+    assert "was recorded with window 6, the drafter's window is none" in caught.value.happened
+    assert str(cut) in caught.value.happened
+    _, decoded, _ = run_exam(tiny_run, tmp_path, f"store={cut}", "limit=1")
+    assert decoded["num_prompts"] == 1, "prompts come from the tokens, which are all there"
+    exams = []
+    for name, store in (("whole", tiny_run.store), ("cut", cut)):
+        run_dir = tmp_path / f"run-{name}"
+        fresh = lab.make_run(store, run_dir, "drafter.window=6")
+        fresh.load_state_dict(tiny_run.drafter.state_dict())
+        lab.save_step(run_dir, fresh, 48)
+        windowed = dataclasses.replace(tiny_run, run_dir=run_dir)
+        report, _, _ = run_exam(windowed, tmp_path, "offline=true", f"store={store}")
+        exams.append(sorted(map(repr, report.acceptance.answers)))
+        decoded_report, exam, _ = run_exam(windowed, tmp_path, f"store={store}")
+        assert exam["num_equal"] == exam["num_prompts"] == 6
+        assert sorted(map(repr, decoded_report.acceptance.answers)) == exams[-1]
+        assert exam["acceptance_length"] > 1.05
+    assert exams[0] == exams[1]
 
 
 def test_nothing_held_out_is_nothing_to_measure(lab, tiny_run, tmp_path):

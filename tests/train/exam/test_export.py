@@ -8,7 +8,7 @@ from dflash_offline import UserError
 from dflash_offline.train.checkpoint import load_drafter
 from dflash_offline.train.config import ExportConfig
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.export import export, read_zlab
+from dflash_offline.train.export import export, read_zlab, write_zlab
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
 from safetensors.torch import load_file, save_file
@@ -167,6 +167,38 @@ def test_config_and_spec_are_two_forms_of_one_thing(changes, tmp_path):
     spec = make_spec(**changes)
     config = json.loads(json.dumps(zlab_config(spec, {"eos_ids": [1, 2]}, "bfloat16")))
     assert spec_of(tmp_path / "config.json", config) == spec
+
+
+@pytest.mark.parametrize("window", [1, 7])
+def test_a_windowed_drafter_is_written_with_every_key_and_read_back(window, tmp_path):
+    """Whatever of these keys an engine reads, it finds the window in every layer, and blocks that are not causal."""
+    spec = make_spec(window=window)
+    drafter = Drafter(spec)
+    drafter.init_weights(3)
+    assert write_zlab(tmp_path / "out", spec, drafter.state_dict(), {"eos_ids": [1]}, "card")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["layer_types"] == ["sliding_attention"] * spec.num_layers
+    assert (config["use_sliding_window"], config["sliding_window"], config["max_window_layers"]) == (True, window, 0)
+    assert config["is_causal"] is False
+    found, state = read_zlab(tmp_path / "out")
+    assert found == spec
+    again = Drafter(found)
+    again.load_state_dict(state)
+    assert torch.equal(outputs(again, 8), outputs(drafter, 8))
+    plain = Drafter(make_spec())
+    plain.load_state_dict(state)
+    assert not torch.equal(outputs(plain, 8), outputs(drafter, 8))
+
+
+def test_transformers_reads_a_windowed_config(tmp_path):
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(json.dumps(zlab_config(make_spec(window=64), {}, "bfloat16")))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.sliding_window, config.layer_types) == (64, ["sliding_attention"] * 2)
+    config.save_pretrained(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert spec_of(tmp_path / "again" / "config.json", saved) == make_spec(window=64)
 
 
 def test_published_configs_without_our_keys_are_read(tmp_path):

@@ -1,12 +1,16 @@
 """The offline walk against real decoding, and against one block at a time through the inference cache."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from dflash_offline import UserError
+from dflash_offline.store.samples import recorded_range
 from dflash_offline.train.decode import DrafterProposer, decode
+from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.slot import RowShape, block_stride
-from dflash_offline.train.walk import spans, walk
+from dflash_offline.train.walk import HeldOutSample, spans, walk
 
 EOS, MASK, TAPS = 1, 2, (0, 2)
 
@@ -113,6 +117,27 @@ def test_packing_and_chunking_change_nothing(lab, exam, row_tokens, units):
     assert run_walk(exam, samples, row_tokens, units) == run_walk(exam, samples)
     alone = [answer for sample in samples for answer in run_walk(exam, [sample]).answers]
     assert alone == list(run_walk(exam, samples).answers)
+
+
+@pytest.mark.parametrize("window", [3, 12])
+def test_a_sample_recorded_with_a_window_is_walked_as_the_whole_one(lab, exam, window):
+    """A drafter of that window misses nothing; an answer of one token before the first anchor still counts."""
+    narrow = replace(exam, drafter=Drafter(replace(exam.drafter.spec, window=window)))
+    narrow.drafter.load_state_dict(exam.drafter.state_dict())
+    talk = conversation(lab, exam)
+    ids, mask = [*range(3, 12)] * 2 + talk.ids.tolist(), np.concatenate([np.arange(18) == 2, talk.loss_mask])
+    early = lab.record(exam.target, ids, mask)
+    whole = [*(exam.sample(i) for i in range(6)), talk, early]
+    cut = []
+    for sample in whole:
+        first, n = recorded_range(sample.loss_mask, window)
+        assert sample.taps.shape[1] == first + n
+        cut.append(HeldOutSample(sample.ids, sample.loss_mask, sample.taps[:, first:].copy(), sample.task, first))
+    assert sum(sample.first > 0 for sample in cut) >= (6 if window == 3 else 1)
+    walked = run_walk(narrow, cut)
+    assert walked == run_walk(narrow, whole)
+    assert [answer.lengths for answer in walked.answers] == [ls for s in whole for ls in slow_walk(narrow, s)]
+    assert walked.answers[-4].lengths == []
 
 
 def test_the_live_drafter_is_left_as_it_was(exam):

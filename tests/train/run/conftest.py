@@ -17,6 +17,7 @@ from dflash_offline.extract.targets.base import TargetFacts
 from dflash_offline.settings import resolve
 from dflash_offline.store.create import create_store
 from dflash_offline.store.frozen import write_frozen
+from dflash_offline.store.index import read_plan
 from dflash_offline.store.manifest import Manifest
 from dflash_offline.store.samples import SampleTable, SampleWriter
 from dflash_offline.store.writer import StoreWriter
@@ -68,26 +69,31 @@ def make_store(
     *,
     num_train: int = 30,
     num_held_out: int = 5,
+    shortest: int = 12,
     longest: int = 100,
     num_committed: int | None = None,
     seed: int = 0,
     taps: tuple[int, ...] = TAPS,
+    codec: str = "raw",
+    window: int | None = None,
 ) -> Path:
     """A store of random samples; only the first `num_committed` segments are filled, all by default."""
     rng = np.random.default_rng(seed)
     with SampleWriter(folder / "data") as samples:
         for number in range(num_train + num_held_out):
-            length = int(rng.integers(12, longest))
+            length = int(rng.integers(shortest, longest))
             ids = np.where(rng.random(length) < 0.8, 9, rng.integers(5, 55, length))  # a drafter learns the 9 at once
             split = "train" if number < num_train else "heldout"
             mask = loss_mask_of(number, length)
             samples.add(ids, mask, split=split, task="nines", source="made", source_line=number + 1)
-    plan = make_plan(SampleTable(folder / "data"), bytes_per_position=float(len(taps) * HIDDEN * 2))
+    plan = make_plan(SampleTable(folder / "data"), bytes_per_position=float(len(taps) * HIDDEN * 2), window=window)
     manifest = Manifest(
         target=dataclasses.asdict(FACTS),
         data={"facts": {"seed": seed}},
         tap_layers=taps,
         hidden_size=HIDDEN,
+        window=window,
+        codec=codec,
         segment_positions=plan.segment_positions,
         num_segments=plan.num_segments,
         num_samples=plan.num_samples,
@@ -103,12 +109,16 @@ def make_store(
     return store
 
 
-def fill_segments(store: Path, manifest: Manifest, segments: range) -> None:
+def fill_segments(store: Path, manifest: Manifest, segments: range, shift: int = 0) -> None:
+    """Commits segments; another `shift` gives other states for the same samples."""
     writer = StoreWriter(store, manifest)
+    firsts = dict(zip(*(read_plan(store)[name].to_pylist() for name in ("sample_id", "first"))))
     for segment in segments:
         sink = writer.open(segment)
         for sample_id, position, n in zip(*(sink.plan[name].tolist() for name in ("sample_id", "position", "n"))):
-            values = np.random.default_rng(sample_id).normal(size=(len(manifest.tap_layers), n, HIDDEN))
+            first = firsts[sample_id]
+            shape = (len(manifest.tap_layers), first + n, HIDDEN)
+            values = np.random.default_rng(sample_id + shift).normal(size=shape)[:, first:]
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             sink.append(sample_id, position, bits)
         sink.commit({"host": "test"})

@@ -8,28 +8,33 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from dflash_offline import UserError
 from dflash_offline.store.manifest import read_manifest
+from dflash_offline.store.ranges import as_ranges
 from dflash_offline.store.reader import StoreReader
 from dflash_offline.train.loader import Loader, LoaderPlan
-from dflash_offline.train.order import ALL, Place, RowOrder, as_ranges, parse_ranges, samples_of
+from dflash_offline.train.order import ALL, Place, RowOrder, samples_of
 from dflash_offline.train.packing import choose_anchors, pack_rows
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.watch import ChildDied, Stalled
 
 SHAPE = RowShape(row_tokens=128, anchors=16, block_size=8)
+HIDDEN = 32
 FIELDS = ("taps", "ids", "loss_mask", "sample_ids", "positions", "anchors", "keep")
 
 
 @pytest.fixture(scope="module")
 def plan(tiny_store):
-    slot = RowSlot(shape=SHAPE, num_taps=2, hidden_size=32)
+    slot = RowSlot(shape=SHAPE, num_taps=2, hidden_size=HIDDEN, codec_name="raw")
     return LoaderPlan(
         store_dir=tiny_store,
         segments=ALL,
+        snapshot=StoreReader(tiny_store).snapshot,
         taps=(2, 0),
         slot=slot,
         seed=3,
@@ -39,12 +44,21 @@ def plan(tiny_store):
     )
 
 
+def on_store(plan: LoaderPlan, store: Path, **changes: Any) -> LoaderPlan:
+    """The plan for another store, as that is now."""
+    snapshot = StoreReader(store, partial=True).snapshot
+    return replace(plan, store_dir=store, snapshot=snapshot, **changes)
+
+
 def open_loader(plan: LoaderPlan, *, slots: int = 2, stall_s: float = 60.0) -> Loader:
     return Loader(plan, slots=slots, stall_s=stall_s, beat=lambda: None)
 
 
 def copied(arrays: RowArrays) -> dict[str, np.ndarray]:
-    return {name: getattr(arrays, name).copy() for name in FIELDS}
+    """The arrays of a row, its taps decoded: [Lt, T, H] u16."""
+    taps = np.empty((*arrays.taps.shape[:2], HIDDEN), np.uint16)
+    arrays.codec.decode(arrays.taps, taps)
+    return {name: getattr(arrays, name).copy() for name in FIELDS} | {"taps": taps}
 
 
 def loaded(plan: LoaderPlan) -> list[tuple[Place, dict[str, np.ndarray]]]:
@@ -71,16 +85,19 @@ def read_slowly(plan: LoaderPlan, reader: StoreReader, epoch: int, number: int, 
     t = 0
     for order, i in enumerate(row.tolist()):
         ids, mask = reader.tokens(i)
-        n = max(a for a in range(len(ids) - 1) if mask[a] and mask[a + 1]) + 1
+        anchors = [a for a in range(len(ids) - 1) if mask[a] and mask[a + 1]]
+        window = reader.manifest.window
+        first = 0 if window is None else max(0, anchors[0] - window)
+        n = anchors[-1] + 1 - first
         states = np.empty((3, n, plan.slot.hidden_size), np.uint16)
         reader.read(i, states)
-        for p in range(n + 1):
+        for p in range(first, first + n + 1):
             out["ids"][t], out["loss_mask"][t] = ids[p], mask[p]
             out["sample_ids"][t], out["positions"][t] = order, p
-            eligible[t] = p < n and mask[p] and mask[p + 1]
+            eligible[t] = p < first + n and mask[p] and mask[p + 1]
             for to, tap in enumerate(plan.taps):
-                if p < n:
-                    out["taps"][to, t] = states[tap, p]
+                if p < first + n:
+                    out["taps"][to, t] = states[tap, p - first]
             t += 1
     out["anchors"], out["keep"] = choose_anchors(
         eligible, out["sample_ids"], shape.anchors, unit=shape.unit, seed=plan.seed, epoch=epoch, row=number
@@ -126,6 +143,27 @@ def slow_rows(plan):
 def test_rows_equal_the_store_read_token_by_token(plan, slow_rows):
     assert slow_rows[-1][0].epoch >= 1, "the rows cross a pass"
     assert_rows(loaded(plan), slow_rows)
+
+
+def test_rows_of_a_store_with_a_window(lab, plan, tmp_path):
+    """Several samples a row, each from its own first token on."""
+    store = lab.make_store(tmp_path, window=9)
+    assert (StoreReader(store).samples.first > 0).sum() > 20
+    cut = on_store(plan, store, num_rows=12)
+    assert_rows(loaded(cut), rows_slowly(cut))
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int8:4"])
+def test_rows_of_an_encoded_store_decode_to_what_the_store_holds(lab, plan, tmp_path, codec):
+    store = lab.make_store(tmp_path, codec=codec)
+    encoded = on_store(plan, store, slot=replace(plan.slot, codec_name=codec), num_rows=12)
+    assert_rows(loaded(encoded), rows_slowly(encoded))
+
+
+def test_a_loader_told_another_codec_than_the_store_s_fails_by_name(plan):
+    other = replace(plan, slot=replace(plan.slot, codec_name="int8:4"))
+    with open_loader(other) as loader, pytest.raises(ValueError, match=r"rows are .* 50\), expected .* 64\)"):
+        take_all(loader)
 
 
 @pytest.mark.parametrize("done", [1, 17])
@@ -199,7 +237,7 @@ def test_a_snapshot_gives_the_same_rows_after_more_was_committed(lab, plan, tmp_
     store = lab.make_store(tmp_path, num_committed=9)
     reader = StoreReader(store, partial=True)
     segments = as_ranges(np.unique(reader.samples.segment))
-    partial = replace(plan, store_dir=store, segments=segments, num_rows=8)
+    partial = on_store(plan, store, segments=segments, num_rows=8)
     before = loaded(partial)
     manifest = read_manifest(store)
     lab.fill_segments(store, manifest, range(9, manifest.num_segments))
@@ -207,9 +245,18 @@ def test_a_snapshot_gives_the_same_rows_after_more_was_committed(lab, plan, tmp_
     assert_rows(loaded(partial), before)
 
 
-@pytest.mark.parametrize("numbers", [[], [4], [0, 1, 2], [0, 2, 3, 4, 9], [5, 6, 8]])
-def test_ranges_of_segments_come_back(numbers):
-    assert parse_ranges(as_ranges(np.array(numbers, np.int64))) == numbers
+@pytest.mark.parametrize("num_committed", [None, 9])
+def test_states_that_were_exchanged_after_the_check_are_refused(lab, plan, tmp_path, num_committed):
+    """The run was checked with other states than the loader finds: both snapshots are named."""
+    store = lab.make_store(tmp_path, num_committed=num_committed)
+    reader = StoreReader(store, partial=True)
+    segments = ALL if num_committed is None else as_ranges(np.unique(reader.samples.segment))
+    checked = on_store(plan, store, segments=segments)
+    lab.fill_segments(store, read_manifest(store), range(2, 3), shift=1)
+    found = StoreReader(store, partial=True).snapshot
+    with open_loader(checked) as loader, pytest.raises(UserError, match=f"snapshot {found}") as caught:
+        take_all(loader)
+    assert f"snapshot {checked.snapshot} of segments {segments}" in caught.value.expected
 
 
 def test_every_sample_is_trained_on_once_a_pass(tiny_store):

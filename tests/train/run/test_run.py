@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dflash_offline import UserError
 from dflash_offline.settings import as_toml, resolve
+from dflash_offline.store.manifest import read_manifest
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.facts import HARMLESS, read_facts
 from dflash_offline.train.run import Run, check_run, interval, require_unchanged, write_run
@@ -78,10 +79,25 @@ def test_harmless_changes_are_accepted(lab, tiny_store, tmp_path, reference_run)
     moved = tmp_path / "moved"
     moved.symlink_to(tiny_store)
     changes = ["partial=true", "eval_every=5", "checkpoint_every=2", "keep=9", "cpu_threads=2", "loader_slots=5"]
-    changes += ["stall_s=99.0", "loss.chunk_blocks=2", "device=auto", "epochs=3.0"]
+    changes += ["loader_threads=3", "uncached=true", "stall_s=99.0", "loss.chunk_blocks=2", "device=auto", "epochs=3.0"]
     run = check(lab.make_config(moved, reference_run, *changes))
     assert not run.is_new
     assert run.facts.identity() == read_facts(reference_run).identity()
+
+
+def test_a_segment_redone_with_other_states_is_another_store(lab, tmp_path):
+    """An exact redo, as after a repair, changes nothing; other states would continue a run on other data."""
+    store, config = lab.make_store(tmp_path / "made"), lab.make_config(tmp_path / "made/store", tmp_path / "run")
+    run = check(config)
+    (tmp_path / "run").mkdir()
+    write_run(run)
+    manifest = read_manifest(store)
+    lab.fill_segments(store, manifest, range(1, 2))
+    assert not check(config).is_new
+    lab.fill_segments(store, manifest, range(1, 2), shift=1000)
+    with pytest.raises(UserError, match=f"snapshot was '{run.facts.snapshot}' and is now '") as caught:
+        check(config)
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_every_setting_is_harmless_or_part_of_the_identity(reference_run):
