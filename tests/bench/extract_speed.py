@@ -35,8 +35,8 @@ TINY = Path(__file__).parents[2] / "extract" / "targets" / "tiny-qwen3"
 
 
 class Nowhere:
-    def put(self, states: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        if states.is_cuda:
+    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
+        if rows.is_cuda:
             torch.cuda.synchronize()
 
 
@@ -44,8 +44,8 @@ class Inline:
     def __init__(self, filler: SegmentFiller) -> None:
         self.filler = filler
 
-    def put(self, states: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        self.filler.write(states.view(torch.int16).cpu().numpy().view(np.uint16), entries)
+    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
+        self.filler.write(rows.cpu().numpy(), entries)
 
 
 def make_target(folder: Path, layers: int, hidden: int, device: str) -> None:

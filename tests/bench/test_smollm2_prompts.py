@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def bench() -> Any:
-    spec = spec_from_file_location("smollm2_drafter", Path(__file__).with_name("smollm2_drafter.py"))
+    spec = spec_from_file_location("smollm2_prompts", Path(__file__).with_name("smollm2_prompts.py"))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
