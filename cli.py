@@ -9,8 +9,10 @@ import dataclasses
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -57,37 +59,66 @@ def extract() -> click.Command:
 
 
 def verify() -> click.Command:
-    def run(store: str) -> None:
-        from .progress import bar
+    def run(store: str, workers: int | None, is_repaired: bool) -> None:
         from .store.integrity import verify
-        from .store.manifest import read_manifest
-        from .store.summary import position_bytes, verify_text
+        from .store.repair import lock_for_repair, repair
+        from .store.summary import faults_text, verify_text
 
-        manifest = read_manifest(Path(store))
-        size_bytes = round(manifest.num_positions * position_bytes(manifest))
-        with bar("verify", "B", total=size_bytes, unit_scale=True) as shown:
-            report = verify(Path(store), shown.update)
-        click.echo(verify_text(report))
-        if report.faults:
-            happened = f"{len(report.faults)} faults in {store!r}, the first: {report.faults[0]}"
-            raise UserError(happened, "every checksum and every fact to hold", "see the faults above")
+        with lock_for_repair(Path(store)) if is_repaired else nullcontext():
+            report = verify(Path(store), workers=workers)
+            click.echo(verify_text(report))
+            if not report.faults:
+                return
+            advice = f"see the faults above; `dflash verify {quote(store)} --repair` marks damaged segments for extract"
+            if is_repaired:
+                click.echo(repair(Path(store), report).text())
+                advice = "do what is said above, then verify again"
+        happened = f"{faults_text(len(report.faults))} in {store!r}, the first: {report.faults[0]}"
+        raise UserError(happened, "every checksum and every fact to hold", advice)
 
-    return made("verify", run, None, [click.Argument(["store"])])
+    workers = click.Option(
+        ["--workers"], type=click.IntRange(min=1), metavar="N", help="threads; default: one per core, at most 8"
+    )
+    is_repaired = click.Option(
+        ["--repair", "is_repaired"],
+        is_flag=True,
+        help="mark damaged segments, so that the same extract records them again",
+    )
+    return made("verify", run, None, [click.Argument(["store"]), workers, is_repaired])
 
 
 def inspect() -> click.Command:
-    def run(folder: str) -> None:
+    def run(folder: str, png: str | None) -> None:
         path = Path(folder)
         if (path / "run.json").is_file():
             from .train.summary import describe_run
 
+            if png is not None:
+                raise UserError(
+                    f"--png {png} with the run {folder!r}", "a store", "see the pictures in the run's folder"
+                )
             click.echo(describe_run(path))
         else:
-            from .store.summary import describe_store
+            from .store.summary import describe_store, plot_store, read_facts
 
-            click.echo(describe_store(path))
+            facts = read_facts(path)
+            click.echo(describe_store(facts))
+            if png is not None:
+                click.echo(f"lengths drawn in {plot_store(facts, Path(png))}")
 
-    return made("inspect", run, None, [click.Argument(["folder"])])
+    png = click.Option(["--png"], metavar="FILE", help="draw the lengths of a store's samples into this file")
+    return made("inspect", run, None, [click.Argument(["folder"]), png])
+
+
+def recode() -> click.Command:
+    from .store.config import RecodeConfig
+
+    def run(stores: tuple[str, ...], **given: Any) -> None:
+        from .store.recode import recode
+
+        click.echo(recode(resolved(RecodeConfig, "recode", given), stores).text())
+
+    return made("recode", run, RecodeConfig, [click.Argument(["stores"], nargs=-1, required=True, metavar="STORE...")])
 
 
 def train() -> click.Command:
@@ -161,6 +192,7 @@ COMMANDS: dict[str, tuple[Builder, str]] = {
     "extract": (extract, "Run the target over the samples and record its hidden states in a store."),
     "verify": (verify, "Check every checksum and every fact of a store."),
     "inspect": (inspect, "Show what a store or a run holds."),
+    "recode": (recode, "Write a finished store anew: another codec, fewer taps, a subset, several made one."),
     "train": (train, "Train a drafter on a store."),
     "evaluate": (evaluate, "Decode with drafter and target: acceptance length, losslessness, speed."),
     "export": (export, "Write the drafter in a format that serving engines load."),
@@ -194,10 +226,10 @@ def dflash() -> None:
 
 
 def made(
-    name: str, run: Callable[..., None], config_class: type | None, arguments: list[click.Argument] | None = None
+    name: str, run: Callable[..., None], config_class: type | None, arguments: Sequence[click.Parameter] = ()
 ) -> click.Command:
     """A click command whose options are the flagged fields of a config class."""
-    params: list[click.Parameter] = [*(arguments or [])]
+    params: list[click.Parameter] = [*arguments]
     if config_class is not None:
         params += options_of(config_class)
         params.append(

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from . import UserError
 
 INTEGER = re.compile(r"-?[0-9]+")
-TABLES = ("prepare", "extract", "train", "evaluate", "export", "demo")  # of a config file, one a command
+TABLES = ("prepare", "extract", "recode", "train", "evaluate", "export", "demo")  # of a config file, one a command
 T = TypeVar("T")
 Config = TypeVar("Config")
 
@@ -187,6 +188,23 @@ def as_dict(config: Any) -> dict[str, Any]:
 def digest(config: Any) -> str:
     """First 16 hex digits of the sha256 of the resolved config."""
     return hashlib.sha256(json.dumps(as_dict(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def as_options(config: Any, always: Iterable[str] = ()) -> str:
+    """The options, quoted for a shell, that make this flat config: those of `always` and all that are not default."""
+    words: list[str] = []
+    for field in dataclasses.fields(config):
+        value, flag = getattr(config, field.name), field.metadata["flag"]
+        if value == field.default and field.name not in always:
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if flag is None:
+            words += ["--set", f"{field.name}={text.lower() if isinstance(value, bool) else text}"]
+        elif isinstance(value, bool):
+            words.append(flag.split("/")[0 if value else -1])
+        else:
+            words += [flag, text]
+    return shlex.join(words)
 
 
 def as_toml(config: Any, name: str) -> str:

@@ -118,7 +118,9 @@ def test_the_loader_side_is_free_of_torch(module: str) -> None:
     assert not heavy
 
 
-@pytest.mark.parametrize("module", ["cli.py", "settings.py", "watch.py", "extract/config.py", "train/config.py"])
+@pytest.mark.parametrize(
+    "module", ["cli.py", "settings.py", "watch.py", "extract/config.py", "store/config.py", "train/config.py"]
+)
 def test_the_front_door_is_light(module: str) -> None:
     heavy = reached_on_import(Path(module), set()) & {"torch", "transformers", "numpy", "pyarrow", "zarr", "matplotlib"}
     assert not heavy

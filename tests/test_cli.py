@@ -75,6 +75,8 @@ def test_help_imports_nothing_heavy(name: str) -> None:
         (["export", "nowhere"], 1, "nowhere"),
         (["verify", "nowhere"], 1, "nowhere"),
         (["inspect", "nowhere"], 1, "nowhere"),
+        (["recode", "nowhere", "there"], 1, "nowhere"),
+        (["recode"], 2, "STORE"),
         (["prepare", "nowhere.jsonl", "--target", "tiny"], 1, "nowhere.jsonl"),
         (["prepare", __file__, "--target", "unknown-target"], 1, "unknown-target"),
     ],

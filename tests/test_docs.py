@@ -17,6 +17,7 @@ from dflash_offline.cli import COMMANDS, resolved, table_name
 from dflash_offline.demo import DemoConfig
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.devices import choose_devices
+from dflash_offline.store.config import RecodeConfig
 from dflash_offline.train.config import EvaluateConfig, ExportConfig, TrainConfig
 from dflash_offline.train.metrics import DEFINITIONS
 
@@ -27,6 +28,7 @@ CONFIGS: dict[str, type] = {
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
     "export": ExportConfig,
+    "recode": RecodeConfig,
     "demo": DemoConfig,
 }
 PLACEHOLDERS = {"a.b=c", "section.field=value"}  # the form of `--set`, not a field
@@ -67,7 +69,7 @@ def check_line(name: str, words: list[str]) -> None:
     command = COMMANDS[name][0]()
     context = command.make_context(name, list(words))
     given = {p.name: context.params[p.name] for p in command.params if isinstance(p, click.Option) and p.name}
-    if not given:
+    if "config" not in given:
         return
     file = given["config"]
     if file is not None and not Path(file).exists():  # a page may name a file that its reader has

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 pytestmark = pytest.mark.slow
 TAPS = (0, 2)
 VOCABULARY, EOS, MASK = 12, 1, 2
+WINDOW_TOKENS = 5
 MAX_NEW_TOKENS = 40
 
 # A drafter that their class builds from these settings alone, and what we must read from what it saves.
@@ -153,6 +155,8 @@ def exchange(
     """The folder that both sides have written to, see zlab_side.py."""
     folder = tmp_path_factory.mktemp("exchange")
     write_zlab(folder / "export", drafter.spec, drafter.state_dict(), target.facts.as_plain(), "card")
+    narrow = replace(drafter.spec, window=WINDOW_TOKENS)
+    write_zlab(folder / "windowed", narrow, drafter.state_dict(), target.facts.as_plain(), "card")
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [zlab_python, Path(__file__).with_name("zlab_side.py"), target_folder, folder]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -186,6 +190,18 @@ def test_a_block_has_the_same_output(
     embedding = target.frozen()[0]["embedding"]
     ours = block_output(drafter, torch.tensor(cases["taps"]), embedding[torch.tensor(cases["block_ids"])])
     assert (ours - torch.tensor(theirs["block"])).abs().max() < 5e-6
+
+
+def test_a_block_of_a_windowed_drafter_has_the_same_output(
+    theirs: dict[str, Any], drafter: Drafter, target: HfTarget, cases: dict[str, Any]
+) -> None:
+    embedding = target.frozen()[0]["embedding"]
+    narrow = Drafter(replace(drafter.spec, window=WINDOW_TOKENS))
+    narrow.load_state_dict(drafter.state_dict())
+    taps, block = torch.tensor(cases["taps"]), embedding[torch.tensor(cases["block_ids"])]
+    ours = block_output(narrow, taps, block)
+    assert (ours - torch.tensor(theirs["windowed"])).abs().max() < 5e-6
+    assert (ours - block_output(drafter, taps, block)).abs().max() > 1e-3, "the window must matter here"
 
 
 def test_our_export_saved_by_their_class_is_read_back_unchanged(exchange: Path, drafter: Drafter) -> None:

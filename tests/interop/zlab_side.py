@@ -1,8 +1,9 @@
 """Runs inside z-lab's own environment: loads, runs, builds and saves drafters with its classes.
 
 Usage: python zlab_side.py TARGET FOLDER
-FOLDER holds `export` (ours) and `cases.json`: prompts (lists of ids), max_new_tokens, stop_ids; one block of
-taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name -> config, seed, taps, block [B, H].
+FOLDER holds `export` and `windowed` (ours) and `cases.json`: prompts (lists of ids), max_new_tokens, stop_ids; one
+block of taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name -> config, seed, taps, block
+[B, H].
 Written there: `again` (our export, saved by their class), one folder for each name of built, and `result.json`.
 """
 
@@ -34,6 +35,7 @@ def main(target_path: str, folder_path: str) -> None:
     drafter.eval()
     target.eval()
     drafter.save_pretrained(folder / "again")
+    windowed = zlab.DFlashDraftModel.from_pretrained(folder / "windowed", dtype=torch.float32).eval()
     with torch.no_grad():
         noise = target.get_input_embeddings()(torch.tensor(cases["block_ids"]))  # [B, H]
     result = {
@@ -46,6 +48,7 @@ def main(target_path: str, folder_path: str) -> None:
         "mask_token_id": drafter.mask_token_id,
         "decoded": decoded(drafter, target, cases),
         "block": block_output(drafter, torch.tensor(cases["taps"]), noise),
+        "windowed": block_output(windowed, torch.tensor(cases["taps"]), noise),
         "built": {name: built(folder / name, **facts) for name, facts in cases["built"].items()},
     }
     (folder / "result.json").write_text(json.dumps(result))
