@@ -85,32 +85,34 @@ def check_final(store: Path, config: ExtractConfig, whole_store: Path, content: 
     assert content(store) == content(whole_store)
 
 
-def test_a_dozen_kills(
-    tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig, start_extract: Any, content: Any
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_again_and_again(
+    tmp_path: Path,
+    data: Path,
+    whole_store: Path,
+    make_config: MakeConfig,
+    start_extract: Any,
+    content: Any,
+    count: int,
 ) -> None:
-    config = make_config(data, tmp_path / "killed")
-    killer = Killer(start_extract, config, seed=20)
-    struck = [killer.strike(shards=2, while_writing=False) for _ in range(4)]
-    struck += [killer.strike(shards=2 if number in (1, 5) else 1, while_writing=True) for number in range(8)]
-    assert sum(struck) >= 10, "too many runs ended before they could be killed"
-    assert num_commits(tmp_path / "killed") > 0
-    assert len({name.split()[0] for name in killer.victims}) >= 2, "only one kind of process was killed"
-    check_final(tmp_path / "killed", config, whole_store, content)
-
-
-@pytest.mark.slow
-def test_sixty_kills(
-    tmp_path: Path, data: Path, whole_store: Path, make_config: MakeConfig, start_extract: Any, content: Any
-) -> None:
-    """Six stores, ten strikes each."""
-    kills = 0
-    for seed in range(6):
+    """One store after another, a new one when a run ended before it could be killed, until so many kills."""
+    victims: list[str] = []
+    for seed in range(20, 20 + count):
         config = make_config(data, tmp_path / f"killed-{seed}")
         killer = Killer(start_extract, config, seed)
-        for number in range(10):
-            kills += killer.strike(shards=1 + number % 3, while_writing=killer.draw.random() < 0.7)
+        for number in range(12):
+            if len(victims) + len(killer.victims) >= count:
+                break
+            is_early = number < 4  # while the workers start; then behind commits
+            shards = 1 if number in (5, 7, 8, 10) else 2
+            if not killer.strike(shards=shards, while_writing=not is_early) and not is_early:
+                break
+        victims += killer.victims
         check_final(Path(config.store), config, whole_store, content)
-    assert kills >= 30
+        if len(victims) >= count:
+            break
+    assert len(victims) >= count, "too many runs ended before they could be killed"
+    assert len({name.split()[0] for name in victims}) >= 2, "only one kind of process was killed"
 
 
 @pytest.mark.parametrize("shards", [2, pytest.param(6, marks=pytest.mark.slow)])
