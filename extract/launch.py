@@ -15,6 +15,7 @@ from ..settings import as_options
 from ..store.create import require_own_folder
 from ..store.files import FolderLock, free_bytes, remove_temporaries
 from ..store.frozen import CONFIG_PATH
+from ..store.geometry import states_bytes
 from ..store.index import (
     COMMITS_FOLDER,
     STATUS_FAILED,
@@ -33,7 +34,7 @@ from .batching import make_batches, padded_tokens
 from .config import ExtractConfig
 from .plan import Plan, make_groups
 from .summary import ExtractReport, PlanSummary
-from .survey import Survey, needed_bytes, states_bytes, survey, whole_bytes
+from .survey import Survey, needed_bytes, survey, whole_bytes
 from .worker import Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
 from .writing import Committed
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import UserError
 from ..store.codecs import get_codec
 from ..store.frozen import CONFIG_PATH
+from ..store.geometry import states_bytes
 from ..store.manifest import MANIFEST_NAME, Manifest
 from ..store.samples import SampleTable
-from ..store.size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position, store_bytes
+from ..store.size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position
 from ..store.tokens_file import tokens_paths
 from .config import ExtractConfig
 from .data import LEFT_OUT_NAME, Data, read_data
@@ -143,19 +142,6 @@ def needed_bytes(found: Survey, committed: set[int]) -> int:
     if not (found.store_dir / MANIFEST_NAME).exists():
         needed += layout_bytes(found)
     return needed
-
-
-def states_bytes(manifest: Manifest, n: np.ndarray, num_segments: int) -> int:
-    """Bytes of the files of that many segments, which hold samples of `n` positions."""
-    return store_bytes(
-        n,
-        num_segments=num_segments,
-        segment_positions=manifest.segment_positions,
-        num_taps=len(manifest.tap_layers),
-        hidden_size=manifest.hidden_size,
-        has_last=manifest.has_last,
-        codec=manifest.codec,
-    )
 
 
 def commit_bytes(plan: Plan) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from .codecs import Codec, get_codec
 from .manifest import Manifest
-from .size import CHECKSUM_BYTES, CHUNK_POSITIONS, INDEX_ENTRY_BYTES
+from .size import CHECKSUM_BYTES, CHUNK_POSITIONS, INDEX_ENTRY_BYTES, store_bytes
 
 ARRAY_POSITIONS = 2**40
 ABSENT = 2**64 - 1  # offset and length of a chunk that was never written (Zarr v3 sharding)
@@ -86,6 +86,19 @@ def array_geometries(manifest: Manifest) -> dict[str, SegmentGeometry]:
     if manifest.has_last:
         arrays["last"] = SegmentGeometry(positions, 1, hidden, codec_name=codec)
     return arrays
+
+
+def states_bytes(manifest: Manifest, n: np.ndarray, num_segments: int) -> int:
+    """Bytes of that many segments' files, which hold samples of `n` positions; for zstd the most they may take."""
+    return store_bytes(
+        n,
+        num_segments=num_segments,
+        segment_positions=manifest.segment_positions,
+        num_taps=len(manifest.tap_layers),
+        hidden_size=manifest.hidden_size,
+        has_last=manifest.has_last,
+        codec=manifest.codec,
+    )
 
 
 def segment_path(store_dir: Path, array: str, segment: int) -> Path:

@@ -10,11 +10,12 @@ import numpy as np
 
 from .. import UserError
 from .config import RecodeConfig
+from .geometry import states_bytes
 from .manifest import Manifest
 from .placing import aligned, lay_out
 from .recode_sources import Source
 from .samples import recorded_range
-from .size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position, human_bytes, parse_size, store_bytes
+from .size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position, human_bytes, parse_size
 from .tokens_file import BATCH_SAMPLES, BATCH_TOKENS, MAX_BATCHES
 
 ROWS_PER_FILE = 50_000
@@ -148,19 +149,6 @@ def num_fitting(config: RecodeConfig, sources: Sequence[Source], taken: Taken, s
 def whole_bytes(source: Source, manifest: Manifest, taken: Taken) -> int:
     """Bytes of a whole store: exact for states (zstd takes less), an upper bound for the small rest."""
     return states_bytes(manifest, taken.n, manifest.num_segments) + rest_bytes(source, manifest, taken)
-
-
-def states_bytes(manifest: Manifest, n: np.ndarray, num_segments: int) -> int:
-    """Bytes of that many segment files, which hold samples of `n` positions."""
-    return store_bytes(
-        n,
-        num_segments=num_segments,
-        segment_positions=manifest.segment_positions,
-        num_taps=len(manifest.tap_layers),
-        hidden_size=manifest.hidden_size,
-        has_last=manifest.has_last,
-        codec=manifest.codec,
-    )
 
 
 def rest_bytes(source: Source, manifest: Manifest, taken: Taken) -> int:

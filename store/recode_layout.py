@@ -13,9 +13,10 @@ from ..progress import bar
 from .create import bring, create_store, require_own_folder
 from .files import free_bytes, storage_error
 from .frozen import CONFIG_PATH, TENSORS_PATH, check_frozen, read_document, require_same_parts
+from .geometry import states_bytes
 from .index import PLAN_PATH, committed_segments
 from .manifest import MANIFEST_NAME, read_manifest, require_same
-from .recode_choice import rest_bytes, rows_per_file, states_bytes
+from .recode_choice import rest_bytes, rows_per_file
 from .recode_plan import RecodePlan
 from .samples import SampleWriter
 from .size import COMMIT_BYTES, PLAN_ROW_BYTES, human_bytes

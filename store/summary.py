@@ -11,7 +11,7 @@ import pyarrow as pa
 from .. import UserError
 from ..settings import as_lines
 from .codecs import get_codec
-from .geometry import array_geometries
+from .geometry import array_geometries, states_bytes
 from .index import (
     COMMITS_FOLDER,
     CONSOLIDATED_NAME,
@@ -26,7 +26,7 @@ from .lengths import plot_lengths, text_bars
 from .manifest import Manifest, read_manifest
 from .ranges import as_ranges
 from .reader import current_commits, open_tokens
-from .size import bytes_per_position, human_bytes, store_bytes
+from .size import bytes_per_position, human_bytes
 from .state_error import earlier_codecs, error_text, measured_error
 
 SHOWN_FAULTS = 20
@@ -166,15 +166,7 @@ def progress_lines(facts: StoreFacts) -> dict[str, str]:
 def bytes_text(facts: StoreFacts) -> str:
     """Bytes on the disk by folder, as the files have them, and what the plan foresees for the states."""
     manifest = facts.manifest
-    planned = store_bytes(
-        columns(facts.plan)["n"],
-        num_segments=manifest.num_segments,
-        segment_positions=manifest.segment_positions,
-        num_taps=len(manifest.tap_layers),
-        hidden_size=manifest.hidden_size,
-        has_last=manifest.has_last,
-        codec=manifest.codec,
-    )
+    planned = states_bytes(manifest, columns(facts.plan)["n"], manifest.num_segments)
     folders = {name: folder_bytes(facts.store_dir / name) for name in (*array_geometries(manifest), "plan", "frozen")}
     folders[COMMITS_FOLDER] = folder_bytes(facts.store_dir / COMMITS_FOLDER)
     index = facts.store_dir / CONSOLIDATED_NAME

@@ -15,7 +15,7 @@ from .. import UserError
 from .arrow_file import damaged
 from .create import create_store
 from .files import fsync_folder, storage_error
-from .geometry import array_geometries, segment_path
+from .geometry import array_geometries, segment_path, states_bytes
 from .index import (
     COMMIT_SCHEMA,
     STATUS_FAILED,
@@ -30,7 +30,6 @@ from .index import (
 )
 from .manifest import Manifest, read_manifest, require_same
 from .segment_writer import SegmentWriter
-from .size import store_bytes
 
 __all__ = ["SegmentSink", "StoreWriter", "create_store"]
 
@@ -81,15 +80,7 @@ class StoreWriter:
         except (OSError, UserError) as unread_error:  # the folder is gone, or the disk reads no more either
             done, unread = set[int](), unread_error
         is_done = np.isin(self.plan["segment"], np.fromiter(done, dtype=np.int64, count=len(done)))
-        needed_bytes = store_bytes(
-            self.plan["n"][~is_done],
-            num_segments=self.manifest.num_segments - len(done),
-            segment_positions=self.manifest.segment_positions,
-            num_taps=len(self.manifest.tap_layers),
-            hidden_size=self.manifest.hidden_size,
-            has_last=self.manifest.has_last,
-            codec=self.manifest.codec,
-        )
+        needed_bytes = states_bytes(self.manifest, self.plan["n"][~is_done], self.manifest.num_segments - len(done))
         kept = f"{int(is_done.sum())} of {len(is_done)} samples in {len(done)} committed segments are safe"
         if unread is not None:
             kept = f"what was committed cannot be told now: {unread}".splitlines()[0]

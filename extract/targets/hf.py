@@ -32,7 +32,6 @@ from .source import locate
 
 __all__ = [
     "HfTarget",
-    "hide_gpu_kernels",
     "load_target",
     "load_tokenizer",
     "read_facts",

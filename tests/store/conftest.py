@@ -13,15 +13,26 @@ import pytest
 PROGRAM = Path(__file__).with_name("small_store.py")
 
 
-@pytest.fixture(scope="session")
-def small() -> ModuleType:
-    """The functions of `small_store.py`."""
-    spec = importlib.util.spec_from_file_location("small_store", PROGRAM)
+def loaded(path: Path) -> ModuleType:
+    """A module beside the tests, which are no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def small() -> ModuleType:
+    """The functions of `small_store.py`."""
+    return loaded(PROGRAM)
+
+
+@pytest.fixture(scope="session")
+def lab() -> ModuleType:
+    """The functions of `recode_stores.py`."""
+    return loaded(Path(__file__).with_name("recode_stores.py"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Recoding: every bit against the stores read, whatever codec, taps, subset or merge was asked for."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -34,17 +33,6 @@ from dflash_offline.store.tokens_file import BATCH_SAMPLES, BATCH_TOKENS, MAX_BA
 
 NUM_SAMPLES = 24
 Recode = Callable[..., tuple[Path, RecodeReport]]
-
-
-@pytest.fixture(scope="module")
-def lab() -> ModuleType:
-    """The functions of `recode_stores.py`."""
-    spec = importlib.util.spec_from_file_location("recode_stores", Path(__file__).with_name("recode_stores.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """SIGKILL at random moments, to the launcher or a worker of `recode`; the new store ends as if nothing had happened."""
 
-import importlib.util
 import os
 import random
 import signal
@@ -21,17 +20,6 @@ SETTINGS = {"codec": "int8:4", "taps": (17, 1), "segment_positions": 512}
 NUM_SAMPLES = 90
 STARTING_S = 1.2  # a launcher takes about as long to lay out the store
 LIMIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def lab() -> ModuleType:
-    """The functions of `recode_stores.py`."""
-    spec = importlib.util.spec_from_file_location("recode_stores", Path(__file__).with_name("recode_stores.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Stores that leave out what lies further before the first anchor than a window: made, recoded, verified, told."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,17 +24,6 @@ from dflash_offline.store.summary import describe_store, read_facts
 NUM_SAMPLES, WINDOW = 24, 20
 MakeStore = Callable[..., Path]
 Recode = Callable[..., tuple[Path, RecodeReport]]
-
-
-@pytest.fixture(scope="module")
-def lab() -> ModuleType:
-    """The functions of `recode_stores.py`."""
-    spec = importlib.util.spec_from_file_location("recode_stores", Path(__file__).with_name("recode_stores.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
