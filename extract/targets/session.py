@@ -42,7 +42,8 @@ class Session:
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends ids [m]; gives logits [m, V] fp32 and taps [m, Lt*H] in the order of the list."""
         layers = self.target.decoder.layers
-        self._kept = kept_layers(self._cache) if self.length else {}
+        is_needed = self.length > 0 and self.target.facts.is_recurrent  # others are cropped
+        self._kept = kept_layers(self._cache) if is_needed else {}
         self._kept_length = self.length
         caught: dict[int, torch.Tensor] = {}
         handles = [layers[layer].register_forward_hook(catcher(caught, layer)) for layer in self.tap_layers]
