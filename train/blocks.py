@@ -67,7 +67,11 @@ def tiles(anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None =
 def flex_mask(
     anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None = None, causal: bool = False
 ) -> BlockMask:
-    """The same rule as a BlockMask; keeps `anchors` and `starts`, evaluates the rule in partial tiles only."""
+    """The same rule as a BlockMask; keeps `anchors` and `starts`, evaluates the rule in partial tiles only.
+
+    A compiled step guards the strides of both, so they are kept contiguous: a column of a table would be a recompile.
+    """
+    anchors, starts = anchors.contiguous(), starts.contiguous()
     partial, full = tiles(anchors, starts, shape, window)
     partial_counts, partial_columns = compressed(partial)
     full_counts, full_columns = compressed(full)

@@ -71,6 +71,23 @@ def test_flex_mask_holds_the_same_rule_and_the_same_tiles() -> None:
         assert torch.equal(mask.to_dense()[0, 0].bool(), partial | full)
 
 
+def test_flex_mask_looks_the_same_to_a_compiled_step_however_its_inputs_lie() -> None:
+    """Strides of what the rule closes over are guarded: exams take them as columns of a table, training does not."""
+    anchors, starts, shape, window, causal = random_case(random.Random(3), 512, [8])
+    columns = torch.stack([anchors, starts, anchors]).T.contiguous()  # [A, 3]
+    masks = [
+        flex_mask(*pair, shape, window, causal)
+        for pair in ((anchors, starts), (columns[:, 0], columns[:, 1]), columns.unbind(1)[:2])
+    ]
+    layouts = []
+    for mask in masks:
+        closed_over = [cell.cell_contents for cell in mask.mask_mod.__closure__ or ()]
+        tensors = [item for item in (*vars(mask).values(), *closed_over) if isinstance(item, torch.Tensor)]
+        assert len(tensors) >= 6, "four of the tiles, anchors and starts"
+        layouts.append([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 def test_flex_equals_dense_attention_forward(window: int | None, causal: bool) -> None:
