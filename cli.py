@@ -21,6 +21,7 @@ from . import UserError, __version__
 
 Builder = Callable[[], click.Command]
 DEFAULT_FILE = "dflash.toml"
+SAMPLES_IN_HTML = 20
 
 
 def prepare() -> click.Command:
@@ -29,11 +30,32 @@ def prepare() -> click.Command:
     def run(chats: tuple[str, ...], **given: Any) -> None:
         from .extract.prepare import prepare
 
-        report = prepare(resolved(PrepareConfig, "prepare", given), chats)
-        click.echo(report.text())
+        config = resolved(PrepareConfig, "prepare", given)
+        click.echo(prepare(config, chats).text())
+        if config.show:
+            from .extract.show.show import show
+
+            click.echo("\n" + show(Path(config.out), config.show), color=True)
+        if config.html is not None:
+            from .extract.show.html import show_html
+
+            show_html(Path(config.out), config.show or SAMPLES_IN_HTML, Path(config.html))
+            click.echo(f"samples to look at in {config.html}")
 
     chats = click.Argument(["chats"], nargs=-1, required=True)
     return made("prepare", run, PrepareConfig, [chats])
+
+
+def regenerate() -> click.Command:
+    from .extract.regenerate.config import RegenerateConfig
+
+    def run(chats: tuple[str, ...], **given: Any) -> None:
+        from .extract.regenerate.run import regenerate
+
+        click.echo(regenerate(resolved(RegenerateConfig, "regenerate", given), chats).text())
+
+    chats = click.Argument(["chats"], nargs=-1, required=True)
+    return made("regenerate", run, RegenerateConfig, [chats])
 
 
 def plan() -> click.Command:
@@ -188,6 +210,7 @@ def demo() -> click.Command:
 
 COMMANDS: dict[str, tuple[Builder, str]] = {
     "prepare": (prepare, "Turn chats or token ids into samples, with a report of every line left out."),
+    "regenerate": (regenerate, "Let the served target write the responses, through an OpenAI-compatible endpoint."),
     "plan": (plan, "Say what extract would write: bytes, segments, workers, disk. Writes nothing."),
     "extract": (extract, "Run the target over the samples and record its hidden states in a store."),
     "verify": (verify, "Check every checksum and every fact of a store."),

@@ -100,7 +100,7 @@ def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
     layers, block, steps, tokens = (str(config.value(name)) for name in ("layers", "block", "steps", "tokens"))
     return [
         ["prepare", str(out / "prompts.jsonl"), "--target", config.target, "--responses", "target"]
-        + ["--max-new-tokens", tokens, "--out", data],
+        + ["--max-new-tokens", tokens, "--set", "min_trained=2", "--out", data],
         ["plan", "--data", data, "--store", store, "--shards", str(config.shards)],
         ["extract", "--data", data, "--store", store, "--shards", str(config.shards)],
         ["verify", store],

@@ -19,7 +19,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from . import UserError
 
 INTEGER = re.compile(r"-?[0-9]+")
-TABLES = ("prepare", "extract", "recode", "train", "evaluate", "export", "demo")  # of a config file, one a command
+# The tables of a config file, one a command.
+TABLES = ("prepare", "regenerate", "extract", "recode", "train", "evaluate", "export", "demo")
 T = TypeVar("T")
 Config = TypeVar("Config")
 

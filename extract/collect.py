@@ -1,209 +1,101 @@
-"""From input lines to written samples: every line is used, or left out by name and counted.
+"""From outcomes to written samples: every line is used, or left out by name and counted.
 
-Knows lines, chats, ids and the sample writer; knows nothing of folders, facts or reruns.
-Lines are told apart by their place in their file, never by an id.
+Takes the outcomes of all lines in the order of the input, whoever made them; drops what was there before.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import TextIO
-
-import numpy as np
+from typing import Any
 
 from .. import UserError
-from ..progress import bar, say
-from ..store.samples import SampleWriter, eligible_anchors
-from ..threads import cpu_threads
-from .chat import ChatRenderer, Sample
+from ..store.samples import SampleWriter
 from .config import PrepareConfig
 from .counts import Counts
-from .devices import num_cuda_devices
-from .inputs import InputLine, LeftOut, read_lines, short_names
-from .responses import answer_prompts
-from .shapes import KEYS, Line, Tokens, short, understand
-from .targets.facts import TextSide
+from .cutting import CutSample
+from .lines.inputs import LeftOut, short_names
+from .rejected import RejectedWriter
+from .work import NOT_SAMPLED, Outcome
 
-PROMPTS_AT_ONCE = 4096
-
-
-def chosen_device(device: str) -> str:
-    """'auto' is the first GPU where there is one, else the CPU.
-
-    `device` names one (PrepareConfig sees to that); raises UserError for a GPU that is not there.
-    """
-    if device == "cpu":
-        return device
-    available = num_cuda_devices()
-    if device == "auto":
-        return "cuda" if available else "cpu"
-    if int(device.partition(":")[2] or 0) >= available:
-        there = f"CUDA devices 0-{available - 1}" if available else "no CUDA device"
-        raise UserError(f"device = {device!r} is not there", f"this machine has {there}", "correct --device")
-    return device
+DUPLICATE = "duplicate"
+WANTED = (NOT_SAMPLED, DUPLICATE)  # lines left out because somebody asked for it: no fault of theirs
 
 
 @dataclass(slots=True)
 class Collector:
-    """One run over the input lines of all sources; the writer and the file are the caller's."""
+    """One run over the outcomes of all sources; writers and bar are the caller's."""
 
     config: PrepareConfig
-    side: TextSide
-    longest: int
     counts: Counts
     writer: SampleWriter
-    left_out: TextIO
-    renderer: ChatRenderer | None = None
+    rejected: RejectedWriter
+    bar: Any
     names: dict[Path, str] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    """By the digest of a sample: the line that gave it first, as source number * 2^40 + line."""
 
-    def run(self, sources: Sequence[Path]) -> None:
+    def name_sources(self, sources: Sequence[Path]) -> None:
         self.names = dict(zip(sources, short_names(sources)))
-        lines = islice((line for path in sources for line in read_lines(path, KEYS)), self.config.limit)
-        if self.config.responses == "target":
-            self.answer(lines)
-            return
-        for line, understood in self.understood(bar("prepare", " lines", lines)):
-            try:
-                self.keep(line, understood, self.samples_of(understood))
-            except LeftOut as fault:
-                self.leave_out(line, fault)
 
-    def understood(self, lines: Iterable[InputLine]) -> Iterator[tuple[InputLine, Line]]:
-        """Counts every line; gives those that mean something, leaves the others out."""
-        for line in lines:
+    def take(self, source: Path, outcomes: list[Outcome]) -> None:
+        """Writes and counts what became of some lines of a source."""
+        for found in outcomes:
             self.counts.lines_in += 1
-            self.counts.sources[self.name(line)] += 1
-            self.counts.replaced_surrogates += line.num_replaced
+            self.counts.sources[self.names[source]] += 1
+            self.counts.replaced_surrogates += found.num_replaced
             try:
-                if line.fault is not None or line.value is None:
-                    raise line.fault or LeftOut("not an object")
-                understood = understand(line.value)
+                if found.fault is not None:
+                    raise found.fault
+                self.keep(source, found)
             except LeftOut as fault:
-                self.leave_out(line, fault)
-                continue
-            yield line, understood
+                self.leave_out(source, found, fault)
+        self.bar.update(len(outcomes))
 
-    def samples_of(self, line: Line) -> list[Sample]:
-        """The samples of a line that holds its answers."""
-        if isinstance(line.content, Tokens):
-            self.check_ids(line.content.ids)
-            if not any(line.content.mask):
-                raise LeftOut("no answer", "no token is trained on by loss_mask or labels")
-            return [Sample(line.content.ids, line.content.mask)]
-        rendered = self.chats().render(line.content)
-        self.counts.turns_left_out += rendered.left_out
-        return rendered.samples
-
-    def question_of(self, line: Line) -> list[int]:
-        """The prompt ids of a line that the target is to answer."""
-        if isinstance(line.content, Tokens):
-            self.check_ids(line.content.ids)
-            mask = line.content.mask
-            prompt = line.content.ids[: mask.index(True)] if True in mask else line.content.ids
-        else:
-            prompt = self.chats().question(line.content)
-            self.counts.answers_replaced += line.content.messages[-1]["role"] == "assistant"
-        if not prompt:
-            raise LeftOut("no question", "the answer starts at the first token, nothing comes before it")
-        if len(prompt) > self.longest - 2:
-            raise LeftOut("prompt fills the window", f"{len(prompt)} tokens, the longest sample has {self.longest}")
-        return prompt
-
-    def answer(self, lines: Iterable[InputLine]) -> None:
-        """Lets the target answer, a window of prompts at a time, and keeps the input's order."""
-        import torch
-
-        from .targets.hf import load_target
-
-        target = load_target(self.config.target, device=chosen_device(self.config.device), dtype=self.config.dtype)
-        torch.set_num_threads(cpu_threads(target.facts.hidden_size))
-        if target.kernel_note:
-            say(target.kernel_note)
-        understood = self.understood(lines)
-        with bar("answer", " prompts", total=0) as shown:
-            while window := list(islice(understood, PROMPTS_AT_ONCE)):
-                asked: list[tuple[InputLine, Line, list[int]]] = []
-                for line, meant in window:
-                    try:
-                        asked.append((line, meant, self.question_of(meant)))
-                    except LeftOut as fault:
-                        self.leave_out(line, fault)
-                shown.total += len(asked)
-                answers = answer_prompts(
-                    target,
-                    [prompt for _, _, prompt in asked],
-                    eos_ids=self.side.eos_ids,
-                    max_new_tokens=self.config.max_new_tokens,
-                    longest=self.longest,
-                    token_budget=self.config.token_budget,
-                    bar=shown,
-                )
-                for (line, meant, _), answer in zip(asked, answers):
-                    self.counts.answers_cut += answer.is_cut
-                    try:
-                        self.keep(line, meant, [answer.sample])
-                    except LeftOut as fault:
-                        self.leave_out(line, fault)
-
-    def keep(self, line: InputLine, meant: Line, samples: list[Sample]) -> None:
-        """Cuts, writes and counts the samples of a line. Raises LeftOut when none holds an anchor."""
-        kept: list[tuple[np.ndarray, np.ndarray]] = []
-        for sample in samples:
-            ids = np.array(sample.ids[: self.longest], dtype=np.uint32)  # [S]
-            mask = np.array(sample.mask[: self.longest], dtype=bool)  # [S]
-            if eligible_anchors(mask).sum() >= self.config.min_anchors:
-                kept.append((ids, mask))
-                self.counts.cut += len(sample.ids) > self.longest
-            else:
-                self.counts.samples_without_anchor += 1
-        if not kept:
-            self.counts.samples_without_anchor -= len(samples)
-            is_cut = any(len(sample.ids) > self.longest for sample in samples)
-            longest = max(len(sample.ids) for sample in samples)
-            raise LeftOut(
-                "no anchor left after the cut" if is_cut else "answer too short",
-                f"{longest} tokens, fewer than {self.config.min_anchors} anchors in the first {self.longest}",
-            )
-        split = meant.split or self.split_of(samples[0])
-        for ids, mask in kept:
-            self.writer.add(ids, mask, split=split, task=meant.task, source=self.name(line), source_line=line.number)
-            self.counts.add_sample(ids, mask, split)
+    def keep(self, source: Path, found: Outcome) -> None:
+        """Writes the samples of a line. Raises LeftOut when all of them were there before."""
+        own = self.place(source, found.number)
+        first: int | None = None
+        kept: set[int] = set()
+        for sample, digest in zip(found.samples, found.digests):
+            if self.config.duplicates == "drop":
+                before = self.places.setdefault(digest, own)
+                if before != own or digest in kept:
+                    first = before if first is None else first
+                    found.samples_left_out[DUPLICATE] += 1
+                    continue
+                kept.add(digest)
+            self.write(source, found, sample)
+        if first is not None and not kept:
+            raise LeftOut(DUPLICATE, f"the same ids and mask as line {self.spelled(first)}")
         self.counts.lines_used += 1
+        self.counts.samples_left_out += found.samples_left_out
+        self.counts.turns_left_out += found.turns_left_out
 
-    def split_of(self, first: Sample) -> str:
-        """By sha256 of the prompt ids of the line's first sample; of all ids where it has no prompt.
+    def write(self, source: Path, found: Outcome, sample: CutSample) -> None:
+        self.writer.add(
+            sample.ids,
+            sample.mask,
+            split=found.split,
+            task=found.task,
+            source=self.names[source],
+            source_line=found.number,
+            origin=found.origin,
+        )
+        self.counts.add_sample(sample, found.split, found.origin)
 
-        So all samples of a line, and all lines that ask the same, are on one side.
-        """
-        start = first.mask.index(True) or len(first.ids)
-        digest = hashlib.sha256(np.array(first.ids[:start], dtype="<u4").tobytes()).digest()
-        return "heldout" if int.from_bytes(digest[:8], "big") < self.config.held_out * 2**64 else "train"
+    def place(self, source: Path, line: int) -> int:
+        return (list(self.names).index(source) << 40) + line
 
-    def leave_out(self, line: InputLine, fault: LeftOut) -> None:
-        known = line.value.get("id") if line.value is not None else None
-        entry = {
-            "source": self.name(line),
-            "line": line.number,
-            "id": known if known is None else short(known),
-            "reason": fault.reason,
-            "detail": fault.detail[:300],
-        }
-        self.left_out.write(json.dumps(entry) + "\n")
-        self.counts.add_left_out(entry)
+    def spelled(self, place: int) -> str:
+        return f"{place % 2**40} of {list(self.names.values())[place >> 40]}"
 
-    def check_ids(self, ids: list[int]) -> None:
-        highest = max(ids)
-        if min(ids) < 0 or highest >= self.side.vocab_size:
-            raise LeftOut("token id out of range", f"ids {min(ids)}..{highest}, the target has {self.side.vocab_size}")
-
-    def chats(self) -> ChatRenderer:
-        """Made at the first chat: token ids need no template."""
-        if self.renderer is None:
-            self.renderer = ChatRenderer(self.side, self.config.template)
-        return self.renderer
-
-    def name(self, line: InputLine) -> str:
-        return self.names[line.source]
+    def leave_out(self, source: Path, found: Outcome, fault: LeftOut) -> None:
+        name = self.names[source]
+        self.rejected.add(name, found.number, found.name, fault)
+        self.counts.add_left_out(name, found.number, fault)
+        if self.config.strict and fault.reason not in WANTED:
+            raise UserError(
+                f"line {found.number} of {name} cannot be used: {fault.reason} ({fault.detail[:200]})",
+                "every input line to give a sample, as --strict asks",
+                "mend the line, or run without --strict, which leaves it out and counts it",
+            )

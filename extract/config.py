@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 from ..settings import require, setting
+from .origins import ELSEWHERE, ORIGINS, is_origin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,16 +18,33 @@ class PrepareConfig:
     responses: str = setting(
         "given", "'given': answers stand in the input; 'target': the target writes them here", flag="--responses"
     )
-    max_length: int = setting(8192, "longest sample, tokens; longer ones are cut and counted", flag="--max-length")
+    max_length: int = setting(
+        8192, "longest sample, tokens; what becomes of longer ones is said by 'long'", flag="--max-length"
+    )
     max_new_tokens: int = setting(512, "longest answer with --responses target, tokens", flag="--max-new-tokens")
-    held_out: float = setting(
-        0.01,
-        "share of samples kept for the exam, by content hash; a 'split' field in the input wins",
-        flag="--held-out",
+    split: float = setting(
+        0.98, "share of samples to train on, by content hash; a 'split' field in the input wins", flag="--split"
     )
     limit: int | None = setting(None, "take only the first input lines, count", flag="--limit")
-    device: str = setting("auto", "device for --responses target: auto, cpu, cuda, cuda:N", flag="--device")
-    min_anchors: int = setting(1, "fewest eligible anchors of a sample that is kept, count")
+    sample: float | None = setting(None, "take only this share of the lines, chosen by content hash", flag="--sample")
+    turns: str = setting(
+        "auto",
+        "'auto': turns share a sample unless the template rewrites history; 'each': one sample a turn; 'last'",
+        flag="--turns",
+    )
+    strict: bool = setting(False, "end at the first line that cannot be used", flag="--strict/--no-strict")
+    show: int = setting(0, "print this many samples with what is trained on in colour, count", flag="--show")
+    html: str | None = setting(None, "write the samples of --show (default 20) to this file", flag="--html")
+    long: str = setting("end", "longer samples: cut at max_length ('end'), at the last 'turn' that fits, or 'drop'")
+    min_trained: int = setting(32, "fewest tokens of a sample to train on, count; two blocks of 16 by default")
+    duplicates: str = setting("drop", "samples of the same ids and mask as one before: 'drop' or 'keep'")
+    origin: str = setting(
+        ELSEWHERE, f"where given answers come from unless a line says so in 'response_origin': {ORIGINS}"
+    )
+    date: str | None = setting(None, "date for chat templates that print one, like 2026-01-31; default: today")
+    processes: int | None = setting(None, "processes that render and tokenize, count; default: one per core, up to 32")
+    stall_s: float = setting(600.0, "longest silence of such a process before everything is stopped, seconds")
+    device: str = setting("auto", "device for --responses target: auto, cpu, cuda, cuda:N")
     dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
     token_budget: int = setting(32768, "padded tokens of one generation batch, count")
     template: dict[str, Any] = field(
@@ -43,11 +62,28 @@ class PrepareConfig:
         )
         require(self.max_length >= 2, "max_length", self.max_length, "at least 2 tokens")
         require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
-        require(0 <= self.held_out < 1, "held_out", self.held_out, "a share from 0 to below 1")
+        require(0 < self.split <= 1, "split", self.split, "a share above 0, up to 1")
+        require(self.sample is None or 0 < self.sample <= 1, "sample", self.sample, "a share above 0, up to 1")
+        require(self.turns in ("auto", "each", "last"), "turns", self.turns, "'auto', 'each' or 'last'")
+        require(self.long in ("end", "turn", "drop"), "long", self.long, "'end', 'turn' or 'drop'")
+        require(self.duplicates in ("drop", "keep"), "duplicates", self.duplicates, "'drop' or 'keep'")
+        require(is_origin(self.origin), "origin", self.origin, ORIGINS)
+        require(self.show >= 0, "show", self.show, "0 or more samples")
+        require(is_date(self.date), "date", self.date, "a date like 2026-01-31")
+        require(self.processes is None or self.processes >= 1, "processes", self.processes, "at least 1 process")
+        require(self.stall_s > 0, "stall_s", self.stall_s, "more than 0 seconds")
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 input line")
-        require(self.min_anchors >= 1, "min_anchors", self.min_anchors, "at least 1 anchor")
+        require(self.min_trained >= 1, "min_trained", self.min_trained, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+
+
+def is_date(text: object) -> bool:
+    """True for None and for a date as ISO 8601 writes it."""
+    try:
+        return text is None or (isinstance(text, str) and date.fromisoformat(text).isoformat() == text)
+    except ValueError:
+        return False
 
 
 DTYPES = ("auto", "float32", "bfloat16")

@@ -1,14 +1,15 @@
 """What `prepare` counted, and how it tells it."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import numpy as np
-
 from ..store.samples import eligible_anchors
+from .cutting import CutSample
+from .lines.inputs import LeftOut
+from .rejected import REJECTED_NAME
 
 SHOWN_REASONS = 12
 
@@ -33,8 +34,6 @@ class Counts:
     """Tokens of the longest sample."""
     cut: int = 0
     """Samples cut at the longest allowed length."""
-    samples_without_anchor: int = 0
-    """Dropped samples of lines that gave others."""
     answers_cut: int = 0
     """Answers of the target that met the limit before an eos."""
     answers_replaced: int = 0
@@ -43,31 +42,35 @@ class Counts:
     """Lone surrogates that became U+FFFD."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Lines left out, by reason."""
+    samples_left_out: Counter[str] = field(default_factory=Counter)
+    """Samples of used lines that were not kept, by reason."""
     turns_left_out: Counter[str] = field(default_factory=Counter)
     """Assistant turns of used lines that are not trained on, by reason."""
+    origins: Counter[str] = field(default_factory=Counter)
+    """Samples by who wrote their answers."""
     first_left_out: str = ""
 
-    def add_sample(self, ids: np.ndarray, mask: np.ndarray, split: str) -> None:
-        """ids [S], mask [S] bool."""
+    def add_sample(self, sample: CutSample, split: str, origin: str) -> None:
         self.samples += 1
         self.heldout += split == "heldout"
-        self.tokens += len(ids)
-        self.trained_tokens += int(mask.sum())
-        self.anchors += int(eligible_anchors(mask).sum())
-        self.longest = max(self.longest, len(ids))
+        self.tokens += len(sample.ids)
+        self.trained_tokens += int(sample.mask.sum())
+        self.anchors += int(eligible_anchors(sample.mask).sum())
+        self.longest = max(self.longest, len(sample.ids))
+        self.cut += sample.is_cut
+        self.origins[origin] += 1
 
-    def add_left_out(self, entry: dict[str, Any]) -> None:
-        self.left_out[entry["reason"]] += 1
+    def add_left_out(self, source: str, line: int, fault: LeftOut) -> None:
+        self.left_out[fault.reason] += 1
         if not self.first_left_out:
-            detail = f" ({entry['detail']})" if entry["detail"] else ""
-            self.first_left_out = f"line {entry['line']} of {entry['source']}, {entry['reason']}{detail}"
+            detail = f" ({fault.detail[:300]})" if fault.detail else ""
+            self.first_left_out = f"line {line} of {source}, {fault.reason}{detail}"
 
     def as_plain(self) -> dict[str, Any]:
         """The report of data.json."""
         assert self.lines_in == self.lines_used + sum(self.left_out.values()), "an input line was not counted"
-        plain = asdict(self)
-        del plain["first_left_out"]
-        return plain | {"left_out": dict(self.left_out), "turns_left_out": dict(self.turns_left_out)}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "first_left_out"}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in plain.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class PrepareReport:
     facts: dict[str, Any]
     counts: dict[str, Any]
     is_new: bool
+    lengths: tuple[str, ...] = ()
+    """Lines about the samples' lengths."""
 
     def text(self) -> str:
         c = self.counts
@@ -86,15 +91,17 @@ class PrepareReport:
             + ("" if self.is_new else "; complete already, nothing changed"),
             f"{c['tokens']:,} tokens, {c['trained_tokens']:,} trained on, {c['anchors']:,} anchors; "
             f"longest sample {c['longest']:,} tokens",
-            f"{c['lines_in']:,} input lines = {c['lines_used']:,} used + {c['lines_in'] - c['lines_used']:,} left out",
+            "answers    " + ", ".join(f"{count:,} {origin}" for origin, count in ordered(c["origins"])),
+            f"{c['lines_in']:,} input lines = {c['lines_used']:,} used + {c['lines_in'] - c['lines_used']:,} left out"
+            + (f", each in {REJECTED_NAME}" if c["left_out"] else ""),
         ]
-        lines += [f"  left out: {count:,} {reason}" for reason, count in ordered(c["left_out"])]
-        lines += [f"  turns not trained on: {count:,} {reason}" for reason, count in ordered(c["turns_left_out"])]
+        lines += reasons("left out", c["left_out"])
+        lines += reasons("samples of used lines left out", c["samples_left_out"])
+        lines += reasons("turns not trained on", c["turns_left_out"])
         if self.facts["longest"] < self.facts["max_length"]:
             lines.append(f"longest sample allowed: {self.facts['longest']:,} tokens, the target's positions")
         for name, text in (
             ("cut", "samples cut at the longest length"),
-            ("samples_without_anchor", "samples of used lines dropped, no anchor"),
             ("answers_cut", "answers cut at the limit of new tokens"),
             ("answers_replaced", "given answers replaced by the target's own"),
             ("replaced_surrogates", "lone surrogates replaced by U+FFFD"),
@@ -102,9 +109,18 @@ class PrepareReport:
             if c[name]:
                 lines.append(f"  {c[name]:,} {text}")
         folder = quote(str(self.folder))
+        lines += self.lengths
         lines.append(f"next: dflash plan --data {folder}, then dflash extract --data {folder}")
         return "\n".join(lines)
 
 
-def ordered(reasons: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN_REASONS]
+def reasons(text: str, counted: dict[str, int]) -> list[str]:
+    """A line for each of the most frequent reasons, and one for the rest."""
+    shown = ordered(counted)
+    lines = [f"  {text}: {count:,} {reason}" for reason, count in shown[:SHOWN_REASONS]]
+    rest = shown[SHOWN_REASONS:]
+    return lines + ([f"  {text}: {sum(count for _, count in rest):,} for {len(rest)} other reasons"] if rest else [])
+
+
+def ordered(counted: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counted.items(), key=lambda item: (-item[1], item[0]))

@@ -1,11 +1,12 @@
 """The DATA folder: samples, the facts they follow from, and every input line left out.
 
-`tokens-*.arrow` (store.samples), `left-out.jsonl` (source, line, id, reason, detail) and
+`tokens-*.arrow` (store.samples), `rejected.parquet` (source, line, id, reason, detail) and
 `data.json`, written last: {"facts": what decides the samples, "report": what was counted,
 "fingerprint": of the samples}. A folder with data.json is complete. It is filled beside its
 final name and renamed, so a run that fails leaves nothing.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,6 @@ from .. import UserError
 from ..store.files import fsync_folder, publish, storage_error, temporary_path
 
 DATA_NAME = "data.json"
-LEFT_OUT_NAME = "left-out.jsonl"
 NOTHING_LEFT = "nothing is left behind"
 
 
@@ -60,6 +60,10 @@ def read_data(folder: Path) -> Data:
 def write_data(folder: Path, data: Data) -> None:
     content = {"facts": data.facts, "report": data.report, "fingerprint": data.fingerprint}
     publish(folder / DATA_NAME, (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode())
+
+
+def facts_sha256(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def find_data(folder: Path) -> Data | None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ..store.index import PLAN_SCHEMA, plan_sha256
 from ..store.placing import aligned, lay_out
 from ..store.samples import SampleTable
+from ..store.tokens_file import TEXT_COLUMNS
 
 MAX_GROUP_SEGMENTS = 32  # over 32 segments of 2 GiB batches pad 2-4 %, inside one 18-37 % (design, section 4)
 GROUPS_WANTED = 16
@@ -85,7 +86,7 @@ def plan_table(samples: SampleTable, rows: np.ndarray, places: dict[str, np.ndar
         "tokens_file": pa.array(files[rows]),
         "tokens_row": pa.array(rows_in_file[rows]),
     }
-    for name in ("split", "task", "source"):
+    for name in TEXT_COLUMNS:
         codes, names = samples.codes(name)
         columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes[rows]), pa.array(names, pa.string()))
     return pa.table([columns[name] for name in PLAN_SCHEMA.names], schema=PLAN_SCHEMA)

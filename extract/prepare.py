@@ -1,48 +1,98 @@
 """`dflash prepare`: from the user's files to samples, with a count for every line left out.
 
 Input lines = lines that gave at least one sample + lines left out, each named with its reason
-in left-out.jsonl. Lines are told apart by their place in their file, never by an id.
+in rejected.parquet. The same inputs and settings give the same bytes, whatever the number of processes.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from .. import UserError
+from ..progress import bar
 from ..store.samples import SampleTable, SampleWriter
-from .collect import Collector, chosen_device
+from .answering import answer, chosen_device
+from .collect import Collector
 from .config import PrepareConfig
 from .counts import Counts, PrepareReport
-from .data import LEFT_OUT_NAME, Data, filled_aside, find_data, require_same_facts, write_data
-from .inputs import check_formats, find_sources, short_names, source_sha256
-from .shapes import short
+from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, write_data
+from .lengths_table import summary_lines
+from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, source_sha256
+from .lines.messages import short
+from .lines.shapes import KEYS
+from .pool import num_processes, run_pool
+from .rejected import RejectedWriter
 from .targets.facts import TextSide, read_facts, read_text_side
+from .work import Maker
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+MOST_SOURCES = 32  # named one by one in the metadata of a token file
 
 
 def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
     """Fills the folder `config.out`, or finds it filled by the same settings and inputs.
 
-    Raises UserError for a missing input, an unknown target, a folder with other settings, and
-    inputs that give no sample; nothing is left behind then.
+    Raises UserError for a missing input, an unknown target, a folder with other settings,
+    inputs that give no sample and, where asked, the first bad line; nothing is left behind then.
     """
-    sources = find_sources(inputs)
-    side = read_text_side(config.target)
-    check_formats(sources)
-    folder = Path(config.out)
-    facts = identity(config, side, sources)
-    if there := find_data(folder):
-        require_same_facts(folder, there.facts, facts)
-        return PrepareReport(folder, there.facts, there.report, is_new=False)
-    counts = Counts(sources=dict.fromkeys(short_names(sources), 0))
-    with filled_aside(folder) as aside:
-        with SampleWriter(aside) as writer, (aside / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
-            Collector(config, side, facts["longest"], counts, writer, left_out).run(sources)
-        require_samples(counts, sources)
-        report = counts.as_plain()
-        write_data(aside, Data(facts, report, SampleTable(aside).fingerprint()))
-    return PrepareReport(folder, facts, report, is_new=True)
+    with opened_sources(inputs) as sources:
+        side = read_text_side(config.target)
+        check_formats(sources)
+        folder = Path(config.out)
+        there = find_data(folder)
+        facts = identity(config, side, sources)
+        facts["date"] = template_date(config, side, there)
+        if there:
+            require_same_facts(folder, there.facts, facts)
+            return report_of(folder, there, is_new=False)
+        counts = Counts(sources=dict.fromkeys(short_names(sources), 0))
+        with filled_aside(folder) as aside:
+            metadata = samples_metadata(facts)
+            with SampleWriter(aside, metadata=metadata) as writer, RejectedWriter(aside) as rejected:
+                fill(Maker(config, side, facts["longest"], facts["date"]), sources, (counts, writer, rejected))
+            require_samples(counts, sources)
+            data = Data(facts, counts.as_plain(), SampleTable(aside).fingerprint())
+            write_data(aside, data)
+    return report_of(folder, data, is_new=True)
+
+
+def fill(maker: Maker, sources: Sequence[Path], into: tuple[Counts, SampleWriter, RejectedWriter]) -> None:
+    """Runs over every input line."""
+    config = maker.config
+    asked = config.responses == "target"
+    with bar("prepare", " lines", disable=True if asked else None) as shown:
+        collector = Collector(config, *into, bar=shown)
+        collector.name_sources(sources)
+        dealt = limited((chunk for path in sources for chunk in chunks(path, KEYS)), config.limit)
+        if asked:
+            answer(dealt, maker, collector)
+        else:
+            run_pool(dealt, maker, num_processes(config, sources), collector.take)
+
+
+def limited(dealt: Iterator[Chunk], limit: int | None) -> Iterator[Chunk]:
+    """The chunks up to the line that the limit names."""
+    left = limit
+    for chunk in dealt:
+        if left is not None and chunk.num_lines >= left:
+            yield chunk.head(left)
+            return
+        left = None if left is None else left - chunk.num_lines
+        yield chunk
+
+
+def report_of(folder: Path, data: Data, *, is_new: bool) -> PrepareReport:
+    table = SampleTable(folder)
+    lengths = summary_lines(
+        table.column("num_tokens"),
+        table.trained_tokens(),
+        data.facts["longest"],
+        recorded=table.column("num_recorded"),
+    )
+    return PrepareReport(folder, data.facts, data.report, is_new, tuple(lengths))
 
 
 def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> dict[str, Any]:
@@ -59,6 +109,8 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
             "dtype": target.dtype,
             "weights_sha256": target.weights_sha256,
         }
+    else:
+        responses |= {"unless_said": config.origin}
     return {
         "format": FORMAT_VERSION,
         "target": side.name,
@@ -68,11 +120,26 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
         "responses": responses,
         "max_length": config.max_length,
         "longest": min(config.max_length, side.max_positions),
-        "min_anchors": config.min_anchors,
-        "held_out": config.held_out,
-        "limit": config.limit,
+        **{name: getattr(config, name) for name in ("long", "min_trained", "turns", "duplicates")},
+        **{name: getattr(config, name) for name in ("split", "sample", "limit")},
         "sources": [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)],
     }
+
+
+def template_date(config: PrepareConfig, side: TextSide, there: Data | None) -> str | None:
+    """The date that the template prints, None for one that prints none; a folder that is there keeps its own."""
+    if "strftime_now" not in str(getattr(side.tokenizer, "chat_template", None)):
+        return None
+    return config.date or (there.facts.get("date") if there else None) or date.today().isoformat()
+
+
+def samples_metadata(facts: dict[str, Any]) -> dict[str, str]:
+    """What the schema of the token files says: the facts, many sources as one hash, and the hash of all facts."""
+    sources, shown = facts["sources"], facts
+    if len(sources) > MOST_SOURCES:
+        hashed = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+        shown = facts | {"sources": {"count": len(sources), "sha256": hashed}}
+    return {"facts": json.dumps(shown), "facts_sha256": facts_sha256(facts)}
 
 
 def require_samples(counts: Counts, sources: Sequence[Path]) -> None:

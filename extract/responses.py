@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .chat import Sample
+from .chats.chat import Sample
 
 
 class Generator(Protocol):

@@ -16,9 +16,10 @@ from ..store.samples import SampleTable
 from ..store.size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position
 from ..store.tokens_file import tokens_paths
 from .config import ExtractConfig
-from .data import LEFT_OUT_NAME, Data, read_data
+from .data import Data, facts_sha256, read_data
 from .devices import choose_devices, choose_workers, num_cuda_devices
 from .plan import Plan, make_plan
+from .rejected import REJECTED_NAME
 from .targets.base import TargetFacts, check_taps, default_taps
 
 
@@ -88,6 +89,13 @@ def require_own_samples(config: ExtractConfig, data: Data, samples: SampleTable)
             f"{data.fingerprint}, as its data.json says",
             "prepare the data again, or copy the whole folder again",
         )
+    said = samples.metadata.get("facts_sha256")
+    if said != facts_sha256(data.facts):
+        raise UserError(
+            f"the token files in {config.data!r} were made by a run with facts {said}",
+            f"{facts_sha256(data.facts)}, those of its data.json",
+            "prepare the data again, or copy the whole folder again",
+        )
 
 
 def require_prepared_for(config: ExtractConfig, prepared: dict[str, Any], facts: TargetFacts) -> None:
@@ -113,7 +121,7 @@ def require_samples(config: ExtractConfig, plan: Plan, facts: TargetFacts) -> No
         raise UserError(
             f"{config.data!r} holds no sample to record ({plan.num_without_anchor} without an anchor)",
             "at least one sample with two trained tokens in a row",
-            f"see {Path(config.data) / LEFT_OUT_NAME} for what was left out and why",
+            f"see {Path(config.data) / REJECTED_NAME} for what was left out and why",
         )
     longest = int(plan.lengths.max())
     if longest > facts.max_positions:

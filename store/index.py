@@ -43,6 +43,7 @@ PLAN_SCHEMA = pa.schema(
         pa.field("split", DICTIONARY, nullable=False),
         pa.field("task", DICTIONARY, nullable=False),
         pa.field("source", DICTIONARY, nullable=False),
+        pa.field("origin", DICTIONARY, nullable=False),
         pa.field("source_line", pa.int64(), nullable=False),
         pa.field("tokens_file", pa.int32(), nullable=False),
         pa.field("tokens_row", pa.int32(), nullable=False),

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import UserError
+from .arrow_file import CHECKSUM_KEY
 from .tokens_file import TOKENS_SCHEMA, is_sound, tokens_crc
 
 
@@ -27,7 +28,7 @@ class MappedTokens:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.batches = open_batches(path)
+        self.batches, self.metadata = open_batches(path)
         self.first_rows = [0, *accumulate(batch.num_rows for batch in self.batches)]
         self.views: list[BatchViews | None] = [None] * len(self.batches)
 
@@ -68,8 +69,8 @@ class MappedTokens:
         )
 
 
-def open_batches(path: Path) -> list[pa.RecordBatch]:
-    """The record batches of a mapped token file; nothing is copied."""
+def open_batches(path: Path) -> tuple[list[pa.RecordBatch], dict[str, str]]:
+    """The record batches of a mapped token file, and its schema's metadata but the checksum; nothing is copied."""
     try:
         buffer = pa.memory_map(str(path)).read_buffer()
         if not is_sound(memoryview(buffer)):
@@ -77,7 +78,9 @@ def open_batches(path: Path) -> list[pa.RecordBatch]:
         reader = pa.ipc.open_file(buffer)
         if reader.schema.remove_metadata() != TOKENS_SCHEMA:
             raise pa.ArrowInvalid(f"its columns are {', '.join(reader.schema.names)}")
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        said = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
+        said.pop(CHECKSUM_KEY, None)
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)], said
     except (pa.ArrowException, OSError) as error:
         raise UserError(
             f"{str(path)!r} is no whole token file: {error}".replace("\n", " "),

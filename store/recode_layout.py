@@ -20,6 +20,7 @@ from .recode_choice import rest_bytes, rows_per_file
 from .recode_plan import RecodePlan
 from .samples import SampleWriter
 from .size import COMMIT_BYTES, PLAN_ROW_BYTES, human_bytes
+from .tokens_file import TEXT_COLUMNS
 
 TOKENS_ASIDE = ".tokens"  # token files while they are written; linked into plan/ when whole
 
@@ -77,13 +78,13 @@ def lay_out_store(plan: RecodePlan) -> None:
 
 def write_tokens(plan: RecodePlan, folder: Path) -> None:
     """The token files of the chosen samples, in the order of the plan."""
-    taken, texts = plan.taken, [plan.table.column(name).to_pylist() for name in ("split", "task", "source")]
+    taken, texts = plan.taken, [plan.table.column(name).to_pylist() for name in TEXT_COLUMNS]
     lines = plan.table.column("source_line").to_pylist()
     with SampleWriter(folder, rows_per_file=rows_per_file(taken)) as writer:
         places = zip(taken.source.tolist(), taken.number.tolist(), zip(*texts), lines)
-        for source, number, (split, task, name), line in bar("tokens", " samples", places, total=len(taken)):
+        for source, number, (split, task, name, origin), line in bar("tokens", " samples", places, total=len(taken)):
             ids, mask = plan.sources[source].tokens(number)
-            writer.add(ids, mask, split=split, task=task, source=name, source_line=line)
+            writer.add(ids, mask, split=split, task=task, source=name, source_line=line, origin=origin)
     assert writer.num_files == -(-len(taken) // rows_per_file(taken)), "a token file ended before its number of samples"
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from .arrow_file import damaged
 from .index import STATUS_NAMES, STATUS_OK, Commits, coded, columns, commit_path
+from .tokens_file import TEXT_COLUMNS
 
 COMPARED = ("sample_id", "segment", "position", "n")
 HASHED = ("crc32c", "last_crc32c", "status")
@@ -51,6 +52,10 @@ class SampleIndex:
     def source(self) -> np.ndarray:
         return self.spelled("source")
 
+    @cached_property
+    def origin(self) -> np.ndarray:
+        return self.spelled("origin")
+
     def spelled(self, name: str) -> np.ndarray:
         codes, texts = self.texts[name]
         return np.array([*texts, None], dtype=object)[codes]
@@ -77,7 +82,7 @@ def join(store_dir: Path, plan_table: pa.Table, commits: Commits) -> tuple[Sampl
             raise damaged(commit_path(store_dir, segment), "its samples are not those of the plan")
     is_ok = committed["status"] == STATUS_OK
     statuses = {name: int(np.count_nonzero(committed["status"] == code)) for code, name in enumerate(STATUS_NAMES)}
-    texts = {name: coded(plan_table, name) for name in ("split", "task", "source")}
+    texts = {name: coded(plan_table, name) for name in TEXT_COLUMNS}
     if not is_ok.all():
         rows = np.flatnonzero(is_ok) if rows is None else rows[is_ok]
         committed = {name: column[is_ok] for name, column in committed.items()}

@@ -4,7 +4,7 @@ This file owns what an eligible anchor is. It knows no chat, no tokenizer and no
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -53,9 +53,11 @@ class SampleWriter:
     longer run; leaving a `with` block by an exception removes only the unfinished file.
     """
 
-    def __init__(self, folder: Path, rows_per_file: int = 50_000) -> None:
+    def __init__(self, folder: Path, rows_per_file: int = 50_000, *, metadata: Mapping[str, str] | None = None) -> None:
+        """`metadata` stands in the schema of every file (ASCII, a few KB: what the samples follow from)."""
         self.folder = folder
         self.rows_per_file = rows_per_file
+        self.metadata = metadata
         self.num_samples = 0
         self.num_files = 0
         self.file: TokensFile | None = None
@@ -72,8 +74,12 @@ class SampleWriter:
         task: str,
         source: str,
         source_line: int,
+        origin: str = "elsewhere",
     ) -> None:
-        """Adds one sample: token_ids [S], loss_mask [S], True = trained on; S is at least 1."""
+        """Adds one sample: token_ids [S], loss_mask [S], True = trained on; S is at least 1.
+
+        `origin` says who wrote the answers, in the words of whoever made the sample.
+        """
         ids = np.asarray(token_ids)
         mask = np.asarray(loss_mask).astype(bool)  # [S] bool
         if ids.ndim != 1 or mask.shape != ids.shape or not len(ids):
@@ -81,11 +87,15 @@ class SampleWriter:
         if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
             raise ValueError(f"token ids are {ids.dtype} in {ids.min()}..{ids.max()}, expected integers in 0..2^32-1")
         if self.file is None:
-            self.file = TokensFile(self.folder / tokens_name(self.num_files))
-        self.file.add(ids.astype("<u4"), mask.view(np.uint8), (split, task, source), source_line, recorded_length(mask))
+            self.file = self.new_file(self.num_files)
+        texts = (split, task, source, origin)
+        self.file.add(ids.astype("<u4"), mask.view(np.uint8), texts, source_line, recorded_length(mask))
         self.num_samples += 1
         if self.file.num_rows == self.rows_per_file or self.file.is_full:
             self.finish_file()
+
+    def new_file(self, number: int) -> TokensFile:
+        return TokensFile(self.folder / tokens_name(number), self.metadata)
 
     def finish_file(self) -> None:
         if self.file is not None:
@@ -96,7 +106,7 @@ class SampleWriter:
     def close(self) -> int:
         """Publishes what is left and returns the number of samples; an empty set is one empty file."""
         if self.file is None and self.num_files == 0:
-            self.file = TokensFile(self.folder / tokens_name(0))
+            self.file = self.new_file(0)
         self.finish_file()
         for number, path in tokens_paths(self.folder).items():
             if number >= self.num_files:
@@ -154,6 +164,11 @@ class SampleTable:
         return np.cumsum([0, *(len(self.file(number)) for number in range(len(self.paths)))], dtype=np.int64)
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What the first file's schema says of the samples, beside its checksum."""
+        return self.file(0).metadata
+
+    @property
     def batches(self) -> list[pa.RecordBatch]:
         return [batch for number in range(len(self.paths)) for batch in self.file(number).batches]
 
@@ -209,6 +224,15 @@ class SampleTable:
             anchors = np.append(np.flatnonzero(is_anchor), len(mask))
             found = anchors[np.searchsorted(anchors, offsets[:-1])]  # [rows]
             parts.append(np.where(found < offsets[1:], found - offsets[:-1], -1))
+        return np.concatenate(parts)
+
+    def trained_tokens(self) -> np.ndarray:
+        """Tokens to train on [N] i64 of every sample; reads all masks, unchecked."""
+        parts = [np.empty(0, dtype=np.int64)]
+        for batch in self.batches:
+            masks = batch.column("loss_mask")
+            sums = np.concatenate([[0], np.cumsum(masks.values.to_numpy(), dtype=np.int64)])
+            parts.append(np.diff(sums[masks.offsets.to_numpy()]))
         return np.concatenate(parts)
 
     def fingerprint(self) -> str:

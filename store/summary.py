@@ -28,6 +28,7 @@ from .ranges import as_ranges
 from .reader import current_commits, open_tokens
 from .size import bytes_per_position, human_bytes
 from .state_error import earlier_codecs, error_text, measured_error
+from .tokens_file import TEXT_COLUMNS
 
 SHOWN_FAULTS = 20
 SHOWN_NAMES = 12
@@ -84,7 +85,7 @@ def describe_store(facts: StoreFacts) -> str:
         **progress_lines(facts),
         "segments": f"{manifest.num_segments:,} of {manifest.segment_positions:,} positions",
         "plan": manifest.plan_sha256[:16],
-        **{f"{name}s": counted(facts.plan, name) for name in ("split", "task", "source")},
+        **{f"{name}s": counted(facts.plan, name) for name in TEXT_COLUMNS},
         "bytes": bytes_text(facts),
         "tokens": tokens_text(facts.lengths),
     }

@@ -9,6 +9,7 @@ in Arrow's own metadata ends the process). This file knows no folder and no rule
 import hashlib
 import mmap
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import google_crc32c
@@ -27,7 +28,7 @@ RANGES_WIDTH = len(RANGE.format(0, 0)) * 2 * MAX_BATCHES
 CHECKED = re.compile(rb"crc32c:([0-9a-f]{8}) except:([0-9+ ]{%d})" % RANGES_WIDTH)
 UNKNOWN = f"crc32c:00000000 except:{'':{RANGES_WIDTH}}"
 WINDOW_BYTES = 2**16  # the checksum stands in the first and in the last of these
-TEXT_COLUMNS = ("split", "task", "source")
+TEXT_COLUMNS = ("split", "task", "source", "origin")
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 TOKENS_SCHEMA = pa.schema(
@@ -37,6 +38,7 @@ TOKENS_SCHEMA = pa.schema(
         pa.field("split", DICTIONARY, nullable=False),
         pa.field("task", DICTIONARY, nullable=False),
         pa.field("source", DICTIONARY, nullable=False),
+        pa.field("origin", DICTIONARY, nullable=False),
         pa.field("source_line", pa.int64(), nullable=False),
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("num_recorded", pa.int32(), nullable=False),
@@ -77,6 +79,13 @@ def is_sound(data: memoryview) -> bool:
     ranges = [tuple(map(int, text.split(b"+"))) for text in found[0][0][2].split()]
     places = [(match[1], first + match.start(1)) for match, first in found]
     return all(len(pair) == 2 for pair in ranges) and is_intact(data, places, [(pair[0], pair[1]) for pair in ranges])
+
+
+def require_short(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """The metadata, which must leave the schema small enough for its checksum to be found in the first window."""
+    size = sum(len(key) + len(value) for key, value in metadata.items())
+    assert size <= WINDOW_BYTES // 2, f"{size} bytes of metadata, at most {WINDOW_BYTES // 2}"
+    return metadata
 
 
 def file_checksum(path: Path) -> str:
@@ -125,14 +134,14 @@ class TokensSink:
 class TokensFile:
     """One token file while it is written: batches of about a thousand samples."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         self.sink = TokensSink(NewFile(path))
         self.num_batches = 0
         self.names: tuple[dict[str, int], ...] = tuple({} for _ in TEXT_COLUMNS)
         self.num_rows = 0
         self.clear()
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-        schema = TOKENS_SCHEMA.with_metadata({CHECKSUM_KEY: UNKNOWN})
+        schema = TOKENS_SCHEMA.with_metadata({CHECKSUM_KEY: UNKNOWN, **require_short(metadata or {})})
         self.writer = pa.ipc.new_file(self.sink, schema, options=options)
 
     def clear(self) -> None:
@@ -144,9 +153,9 @@ class TokensFile:
         self.num_tokens = 0
 
     def add(
-        self, ids: np.ndarray, mask: np.ndarray, texts: tuple[str, str, str], source_line: int, num_recorded: int
+        self, ids: np.ndarray, mask: np.ndarray, texts: tuple[str, ...], source_line: int, num_recorded: int
     ) -> None:
-        """Takes one sample: ids [S] u32, mask [S] u8 of 0 and 1, texts = split, task and source."""
+        """Takes one sample: ids [S] u32, mask [S] u8 of 0 and 1, texts = its `TEXT_COLUMNS`."""
         self.ids.append(ids)
         self.masks.append(mask)
         self.texts.append(tuple(names.setdefault(text, len(names)) for names, text in zip(self.names, texts)))
@@ -163,7 +172,7 @@ class TokensFile:
             return
         lengths = np.array([len(ids) for ids in self.ids], dtype=np.int32)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        codes = np.array(self.texts, dtype=np.int32)  # [samples, 3]
+        codes = np.array(self.texts, dtype=np.int32)  # [samples, 4]
         columns = [
             pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.ids))),
             pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.masks))),

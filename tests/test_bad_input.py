@@ -28,7 +28,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         chat = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": task.answer}]
         lines.append(json.dumps({"messages": chat, "split": "heldout" if number < 4 else "train"}))
     (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
-    must("prepare", "chats.jsonl", "--target", "tiny", cwd=folder)
+    must("prepare", "chats.jsonl", "--target", "tiny", "--set", "min_trained=2", cwd=folder)
     must("extract", cwd=folder)
     must("train", "--out", "run", "--layers", "1", "--block-size", "8", "--steps", "2", cwd=folder)
     (folder / "empty.jsonl").write_text("")

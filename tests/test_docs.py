@@ -17,6 +17,7 @@ from dflash_offline.cli import COMMANDS, resolved, table_name
 from dflash_offline.demo import DemoConfig
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.devices import choose_devices
+from dflash_offline.extract.regenerate.config import RegenerateConfig
 from dflash_offline.store.config import RecodeConfig
 from dflash_offline.train.config import EvaluateConfig, ExportConfig, TrainConfig
 from dflash_offline.train.metrics import DEFINITIONS
@@ -24,6 +25,7 @@ from dflash_offline.train.metrics import DEFINITIONS
 ROOT = Path(__file__).parents[1]
 CONFIGS: dict[str, type] = {
     "prepare": PrepareConfig,
+    "regenerate": RegenerateConfig,
     "extract": ExtractConfig,
     "train": TrainConfig,
     "evaluate": EvaluateConfig,

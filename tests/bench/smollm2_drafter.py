@@ -62,7 +62,8 @@ def command_lines(out: Path, args: argparse.Namespace) -> dict[str, list[str]]:
     decode = ["--prompts", str(out / "exam.jsonl"), *new_tokens, *device, "--set", "dtype=float32"]
     before, after = str(out / "untrained"), str(out / "trained")
     return {
-        "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}", *device],
+        "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}"]
+        + ["--set", f"device={args.device}", "--set", "min_trained=2"],
         "extract": extract + ([] if args.device == "auto" else ["--devices", args.device]),
         "train 0 steps": [*train, "--out", before, "--steps", "0", "--device", "cpu", "--set", "eval_samples=1"],
         "evaluate before": ["evaluate", before, *decode, "--limit", str(min(BEFORE_PROMPTS, args.exam))],

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dflash_offline.extract.chat import ChatRenderer
+from dflash_offline.extract.chats.chat import ChatRenderer
 from dflash_offline.extract.config import PrepareConfig
+from dflash_offline.extract.lines.shapes import Chat, understand
 from dflash_offline.extract.prepare import prepare
-from dflash_offline.extract.shapes import Chat, understand
+from dflash_offline.extract.rejected import read_rejected
 from dflash_offline.store.samples import SampleTable, eligible_anchors
 
 TEMPLATES = {"c07": "tools", "c08": "drops-old-thoughts"}
@@ -19,9 +20,10 @@ class Prepared:
 
     def __init__(self, folder: Path, source: Path, target: Path) -> None:
         self.target = target
-        self.report = prepare(PrepareConfig(target=str(target), out=str(folder), max_length=512), [str(source)])
+        config = PrepareConfig(target=str(target), out=str(folder), max_length=512, min_trained=2, duplicates="keep")
+        self.report = prepare(config, [str(source)])
         self.table = SampleTable(folder)
-        self.left_out = [json.loads(line) for line in (folder / "left-out.jsonl").read_text().splitlines()]
+        self.left_out = read_rejected(folder)
         raw = source.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
         self.lines = {i: json.loads(line) for i, line in enumerate(raw, start=1) if line.strip()}
 
@@ -31,7 +33,7 @@ class Prepared:
         return [row for row, line in enumerate(self.table.column("source_line")) if line == number]
 
     def reason(self, name: str) -> str | None:
-        return next((entry["reason"] for entry in self.left_out if entry["id"] == repr(name)), None)
+        return next((str(entry["reason"]) for entry in self.left_out if entry["id"] == repr(name)), None)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,8 @@ def test_c01_surrogate_rule(prepared: Any) -> None:
 def test_c03_reasons_and_input(prepared: Any) -> None:
     done = prepared("c03")
     assert done.reason("both-keys-disagree") == "shapes disagree"
-    assert done.reason("text-only") == done.reason("unknown-shape") == "unknown shape"
+    assert done.reason("text-only") == "rendered chat in plain text"
+    assert done.reason("unknown-shape") == "unknown shape"
     assert "2 and 4" in text(done, done.rows("instruction")[0])
 
 
@@ -149,7 +152,11 @@ def test_c11_anchors(prepared: Any, cases: Path) -> None:
         assert len(rows) == (count > 0), name
         assert sum(eligible_anchors(done.table.tokens(row)[1]).sum() for row in rows) == count, name
     assert done.report.counts["cut"] == 3
-    assert done.report.counts["left_out"] == {"answer too short": 2, "no anchor left after the cut": 1, "no answer": 1}
+    assert done.report.counts["left_out"] == {
+        "too few tokens to train on": 2,
+        "too few tokens to train on after the cut": 1,
+        "no answer": 1,
+    }
 
 
 def test_c12_ids_identify_nothing(prepared: Any, cases: Path) -> None:

@@ -17,6 +17,7 @@ from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.counts import PrepareReport
 from dflash_offline.extract.data import read_data
 from dflash_offline.extract.prepare import prepare
+from dflash_offline.extract.rejected import read_rejected
 from dflash_offline.store.samples import SampleTable
 
 Run = Callable[..., PrepareReport]
@@ -36,7 +37,7 @@ def run(tmp_path: Path, case_target: Any, write_lines: Any) -> Run:
     def go(lines: list[Any] | None, *, out: str = "data", **settings: Any) -> PrepareReport:
         if lines is not None:
             write_lines(tmp_path / "in.jsonl", lines)
-        settings = {"target": str(case_target()), "max_length": 512} | settings
+        settings = {"target": str(case_target()), "max_length": 512, "min_trained": 2} | settings
         return prepare(PrepareConfig(out=str(tmp_path / out), **settings), [str(tmp_path / "in.jsonl")])
 
     return go
@@ -59,7 +60,7 @@ def test_lines_in_are_lines_used_and_lines_left_out(run: Run, chat: Any, tmp_pat
     c = report.counts
     assert (c["lines_in"], c["lines_used"], c["samples"], c["heldout"]) == (6, 2, 2, 1)
     assert c["left_out"] == {"no answer": 1, "empty answer": 1, "not an object": 1, "token id out of range": 1}
-    named = [json.loads(line) for line in (tmp_path / "data" / "left-out.jsonl").read_text().splitlines()]
+    named = read_rejected(tmp_path / "data")
     assert [(n["source"], n["line"], n["id"]) for n in named] == [
         ("in.jsonl", 2, None),
         ("in.jsonl", 3, "'empty'"),
@@ -82,7 +83,7 @@ def test_data_json_is_what_extract_reads(run: Run, tmp_path: Path, case_target: 
     run([tokens(i) for i in range(5)])
     data = read_data(tmp_path / "data")
     assert data.facts["target"] == str(case_target())
-    assert data.facts["responses"] == {"origin": "given"}
+    assert data.facts["responses"] == {"origin": "given", "unless_said": "elsewhere"}
     assert data.fingerprint == SampleTable(tmp_path / "data").fingerprint()
     assert data.report["samples"] == 5
     with pytest.raises(UserError, match=r"holds no data.json"):
@@ -105,9 +106,14 @@ def test_a_rerun_says_it_is_there_and_changes_nothing(run: Run, tmp_path: Path) 
     ("changes", "field"),
     [
         ({"max_length": 1024}, "max_length = 512, this run has 1024"),
-        ({"held_out": 0.5}, "held_out = 0.01, this run has 0.5"),
+        ({"split": 0.5}, "split = 0.98, this run has 0.5"),
         ({"limit": 3}, "limit = null, this run has 3"),
-        ({"min_anchors": 2}, "min_anchors = 1, this run has 2"),
+        ({"sample": 0.5}, "sample = null, this run has 0.5"),
+        ({"min_trained": 3}, "min_trained = 2, this run has 3"),
+        ({"turns": "each"}, 'turns = "auto", this run has "each"'),
+        ({"long": "drop"}, 'long = "end", this run has "drop"'),
+        ({"duplicates": "keep"}, 'duplicates = "drop", this run has "keep"'),
+        ({"origin": "target greedy"}, 'responses.unless_said = "elsewhere", this run has "target greedy"'),
         ({"template": {"enable_thinking": False}}, "template_options.enable_thinking = null, this run has false"),
         ({"responses": "target"}, 'responses.origin = "given", this run has "target"'),
     ],
@@ -154,7 +160,9 @@ def test_moved_folders_are_the_same_data(run: Run, tmp_path: Path, case_target: 
     (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "data", tmp_path / "elsewhere" / "data")
     shutil.move(tmp_path / "in.jsonl", tmp_path / "elsewhere" / "in.jsonl")
-    config = PrepareConfig(target=str(case_target()), out=str(tmp_path / "elsewhere" / "data"), max_length=512)
+    config = PrepareConfig(
+        target=str(case_target()), out=str(tmp_path / "elsewhere" / "data"), max_length=512, min_trained=2
+    )
     assert not prepare(config, [str(tmp_path / "elsewhere" / "in.jsonl")]).is_new
 
 
@@ -162,8 +170,8 @@ def test_moved_folders_are_the_same_data(run: Run, tmp_path: Path, case_target: 
     ("lines", "says"),
     [
         ([], "holds no input line"),
-        ([{"text": "x"}, {"text": "y"}], "none of 2 input lines gives a sample: 2 unknown shape; the first: line 1 of"),
-        ([{"input_ids": [7], "loss_mask": [1]}], "1 answer too short"),
+        ([{"q": "x"}, {"q": "y"}], "none of 2 input lines gives a sample: 2 unknown shape; the first: line 1 of"),
+        ([{"input_ids": [7], "loss_mask": [1]}], "1 too few tokens to train on"),
     ],
 )
 def test_nothing_usable_leaves_nothing(run: Run, tmp_path: Path, lines: list[Any], says: str) -> None:
@@ -204,7 +212,7 @@ def test_a_name_for_the_data_that_cannot_be_made(run: Run, tmp_path: Path) -> No
 def test_a_disk_that_takes_no_more_leaves_nothing(run: Run, tmp_path: Path) -> None:
     """Here the limit of a file's size; the list of left-out lines outgrows it."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    (tmp_path / "in.jsonl").write_text("[]\n" * 2000)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": os.urandom(30).hex()}) + "\n" for _ in range(9000)))
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
         with pytest.raises(UserError, match="EFBIG") as caught:
@@ -245,7 +253,8 @@ def test_odd_values_of_a_table_cost_their_own_row_at_most(tmp_path: Path, case_t
     for columns, left_out in (({"made": late}, {}), ({"made": late, "id": ids}, {"unreadable value": 1})):
         path = tmp_path / f"{len(columns)}.parquet"
         pq.write_table(pa.table({"prompt": ["q"] * 3, "completion": ["abc"] * 3} | columns), path)
-        config = PrepareConfig(target=str(case_target()), max_length=512, out=str(tmp_path / f"{len(columns)}"))
+        out = str(tmp_path / f"{len(columns)}")
+        config = PrepareConfig(target=str(case_target()), max_length=512, out=out, min_trained=2, duplicates="keep")
         counts = prepare(config, [str(path)]).counts
         assert (counts["lines_in"], counts["left_out"]) == (3, left_out)
 
@@ -278,34 +287,27 @@ def test_held_out_share_follows_the_prompt(run: Run, tmp_path: Path) -> None:
     for i, line in enumerate(lines):
         line["input_ids"][:6] = [6 + i % 200, 6 + i // 200, 9, 9, 9, 9]
     twins = [{**line, "input_ids": [*line["input_ids"][:6], 50, 51, 52, 53, 54, 55]} for line in lines]
-    run(lines + twins, held_out=0.2)
+    run(lines + twins, split=0.8, duplicates="keep")
     split = SampleTable(tmp_path / "data").column("split")
     assert (split[:2000] == split[2000:]).all()
     assert abs((split == "heldout").mean() - 0.2) < 4 * (0.2 * 0.8 / 2000) ** 0.5
-    run(lines, held_out=0.2, out="fewer")
+    run(lines, split=0.8, out="fewer", duplicates="keep")
     fewer = SampleTable(tmp_path / "fewer").column("split")
     assert (fewer == split[:2000]).all(), "the side of a line does not depend on the others"
 
 
 def test_samples_without_a_prompt_are_split_by_all_ids(run: Run, tmp_path: Path) -> None:
-    run([tokens(i, answer=12) for i in range(200)], held_out=0.5)
+    run([tokens(i, answer=12) for i in range(200)], split=0.5)
     assert set(SampleTable(tmp_path / "data").column("split")) == {"train", "heldout"}
 
 
 def test_limit_counts_input_lines_over_all_files(tmp_path: Path, case_target: Any, write_lines: Any) -> None:
     names = [write_lines(tmp_path / f"{n}.jsonl", [tokens(i) for i in range(3)]) for n in ("a", "b")]
-    config = PrepareConfig(target=str(case_target()), out=str(tmp_path / "data"), limit=4)
+    config = PrepareConfig(
+        target=str(case_target()), out=str(tmp_path / "data"), limit=4, min_trained=2, duplicates="keep"
+    )
     counts = prepare(config, names).counts
     assert (counts["lines_in"], counts["sources"]) == (4, {"a.jsonl": 3, "b.jsonl": 1})
-
-
-def test_cutting_is_counted_and_needs_an_anchor(run: Run, tmp_path: Path) -> None:
-    counts = run([tokens(1, 40, 30), tokens(2, 40, 3), tokens(3, 20, 5)], max_length=20).counts
-    assert (counts["cut"], counts["samples"], counts["longest"]) == (1, 2, 20)
-    assert counts["left_out"] == {"no anchor left after the cut": 1}
-    ids, mask = SampleTable(tmp_path / "data").tokens(0)
-    assert np.array_equal(ids, tokens(1, 40, 30)["input_ids"][:20])
-    assert mask.sum() == 10
 
 
 def test_the_target_positions_limit_the_length(run: Run) -> None:
@@ -315,19 +317,31 @@ def test_the_target_positions_limit_the_length(run: Run) -> None:
     assert "512 tokens, the target's positions" in report.text()
 
 
-def test_a_used_line_may_lose_a_sample(run: Run, case_target: Any, chat: Any) -> None:
-    """The second turn of a rewritten history begins beyond the window: counted, the first is used."""
-    messages = chat("q", "<think>a</think>Yes.", "long " * 20, "<think>b</think>No.")
-    counts = run([{"messages": messages}], target=str(case_target("drops-old-thoughts")), max_length=64).counts
-    assert (counts["samples"], counts["samples_without_anchor"], counts["lines_used"]) == (1, 1, 1)
-
-
 def test_parquet_and_jsonl_give_the_same_samples(tmp_path: Path, case_target: Any, chat: Any, write_lines: Any) -> None:
     lines = [{"messages": chat(f"q{i}", f"answer {i}")} for i in range(300)]
     names = [write_lines(tmp_path / "a.jsonl", lines), str(tmp_path / "a.parquet")]
     pq.write_table(pa.Table.from_pylist(lines), names[1], row_group_size=70)
     prints = []
     for i, name in enumerate(names):
-        prepare(PrepareConfig(target=str(case_target()), out=str(tmp_path / str(i))), [name])
+        prepare(PrepareConfig(target=str(case_target()), out=str(tmp_path / str(i)), min_trained=2), [name])
         prints.append(read_data(tmp_path / str(i)).fingerprint)
     assert prints[0] == prints[1]
+
+
+def test_a_template_that_prints_the_date_gets_one_that_is_kept(
+    run: Run, tmp_path: Path, character_tokenizer: Any, case_target: Any, chat: Any
+) -> None:
+    target = shutil.copytree(case_target(), tmp_path / "target")
+    plain = character_tokenizer("plain").chat_template
+    character_tokenizer("{{- strftime_now('%Y-%m-%d') -}}" + plain).save_pretrained(target)
+    lines = [{"messages": chat(f"q{i}", "an answer")} for i in range(3)]
+    made = run(lines, target=str(target), date="2024-02-29", processes=2)
+    assert made.facts["date"] == "2024-02-29"
+    ids = SampleTable(tmp_path / "data").tokens(0)[0]
+    assert character_tokenizer("plain").decode(ids).startswith("2024-02-29<|im_start|>")
+    assert not run(None, target=str(target)).is_new, "a day later the same command finds its folder"
+    with pytest.raises(UserError, match='date = "2024-02-29", this run has "2024-03-01"'):
+        run(None, target=str(target), date="2024-03-01")
+    assert run(lines, out="undated").facts["date"] is None
+    with pytest.raises(UserError, match="date"):
+        PrepareConfig(date="29.2.2024")

@@ -31,7 +31,12 @@ def answered(tmp_path_factory: pytest.TempPathFactory, prompts: list[dict[str, A
     folder = tmp_path_factory.mktemp("answered")
     (folder / "in.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
     config = PrepareConfig(
-        target="tiny", responses="target", out=str(folder / "data"), max_new_tokens=LIMIT, token_budget=400
+        target="tiny",
+        responses="target",
+        out=str(folder / "data"),
+        max_new_tokens=LIMIT,
+        token_budget=400,
+        min_trained=2,
     )
     return folder / "data", prepare(config, [str(folder / "in.jsonl")]).counts
 
@@ -70,7 +75,12 @@ def test_token_budget_changes_no_answer(
     answered: tuple[Path, dict[str, int]], prompts: list[dict[str, Any]], tmp_path: Path, write_lines: Any
 ) -> None:
     config = PrepareConfig(
-        target="tiny", responses="target", out=str(tmp_path / "data"), max_new_tokens=LIMIT, token_budget=1
+        target="tiny",
+        responses="target",
+        out=str(tmp_path / "data"),
+        max_new_tokens=LIMIT,
+        token_budget=1,
+        min_trained=2,
     )
     prepare(config, [write_lines(tmp_path / "in.jsonl", prompts)])
     assert SampleTable(tmp_path / "data").fingerprint() == SampleTable(answered[0]).fingerprint()
@@ -85,7 +95,14 @@ def test_given_answers_are_replaced_and_bad_prompts_left_out(tmp_path: Path, wri
         {"messages": [{"role": "tool", "content": "x"}]},
         {"input_ids": [7, 8, 9], "loss_mask": [1, 1, 1]},
     ]
-    config = PrepareConfig(target="tiny", responses="target", out=str(tmp_path / "data"), max_new_tokens=60)
+    config = PrepareConfig(
+        target="tiny",
+        responses="target",
+        out=str(tmp_path / "data"),
+        max_new_tokens=60,
+        min_trained=2,
+        duplicates="keep",
+    )
     counts = prepare(config, [write_lines(tmp_path / "in.jsonl", lines)]).counts
     assert counts["left_out"] == {"no question": 2, "prompt fills the window": 1, "template error": 1}
     assert (counts["lines_in"], counts["lines_used"], counts["answers_replaced"]) == (6, 2, 1)
@@ -104,7 +121,7 @@ def test_a_device_that_is_not_there(tmp_path: Path, write_lines: Any, device: st
 
 def test_answers_stop_at_the_longest_sample(tmp_path: Path, write_lines: Any) -> None:
     config = PrepareConfig(
-        target="tiny", responses="target", out=str(tmp_path / "data"), max_new_tokens=500, max_length=40
+        target="tiny", responses="target", out=str(tmp_path / "data"), max_new_tokens=500, max_length=40, min_trained=2
     )
     prepare(config, [write_lines(tmp_path / "in.jsonl", [{"prompt": "List lamp 12 times."}])])
     assert SampleTable(tmp_path / "data").column("num_tokens").tolist() == [40]

@@ -133,7 +133,7 @@ def content(store: Path, **options: Any) -> dict[int, tuple[Any, ...]]:
             if manifest.has_last:
                 reader.read_last(i, last)
             ids, mask = reader.tokens(i)
-            texts = tuple(str(getattr(samples, name)[i]) for name in ("split", "task", "source"))
+            texts = tuple(str(getattr(samples, name)[i]) for name in ("split", "task", "source", "origin"))
             states_ = {layer: plane.tobytes() for layer, plane in zip(manifest.tap_layers, planes)}
             found[int(samples.source_line[i])] = (
                 ids.tobytes(),

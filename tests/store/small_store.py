@@ -58,7 +58,7 @@ def make_plan(table: SampleTable, segment_positions: int = SEGMENT_POSITIONS, wi
         "source_line": table.column("source_line"),
         "tokens_file": files,
         "tokens_row": inside,
-        **{name: table.column(name).tolist() for name in ("split", "task", "source")},
+        **{name: table.column(name).tolist() for name in ("split", "task", "source", "origin")},
     }
     arrays = []
     for field in PLAN_SCHEMA:

@@ -241,8 +241,13 @@ def test_damage_of_a_token_file_is_named_by_the_samples_in_it(copy: Path) -> Non
 def test_columns_without_an_object_per_sample(store: tuple[Path, Manifest]) -> None:
     with StoreReader(store[0]) as reader:
         samples = reader.samples
-        assert not vars(samples).keys() & {"split", "task", "source"}
-        for name, column in (("split", samples.split), ("task", samples.task), ("source", samples.source)):
+        assert not vars(samples).keys() & {"split", "task", "source", "origin"}
+        for name, column in (
+            ("split", samples.split),
+            ("task", samples.task),
+            ("source", samples.source),
+            ("origin", samples.origin),
+        ):
             assert column.dtype == object
             for text in {*column.tolist(), "nothing"}:
                 assert samples.numbers(name, text).tolist() == [i for i, own in enumerate(column) if own == text]

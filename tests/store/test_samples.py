@@ -236,3 +236,32 @@ def test_very_many_batches_spill_into_the_next_file(tmp_path: Path, monkeypatch:
     table = write(tmp_path, samples, rows_per_file=10_000)
     assert len(table.paths) == 3
     assert [int(table.tokens(row)[0][0]) for row in range(300)] == list(range(300))
+
+
+def test_origin_and_metadata_stand_in_every_file(tmp_path: Path) -> None:
+    said = {"facts": '{"a": "\\u00e4"}', "facts_sha256": "0" * 64}
+    with SampleWriter(tmp_path, rows_per_file=2, metadata=said) as writer:
+        for line, origin in enumerate(["target greedy", "elsewhere", "target T=0.7"]):
+            writer.add([1, 2, 3], [0, 1, 1], split="train", task="", source="", source_line=line, origin=origin)
+    table = SampleTable(tmp_path)
+    assert table.column("origin").tolist() == ["target greedy", "elsewhere", "target T=0.7"]
+    assert table.metadata == said
+    for path in tmp_path.glob("*.arrow"):
+        found = {key.decode(): value.decode() for key, value in pa.ipc.open_file(path).schema.metadata.items()}
+        assert found.items() >= said.items()
+
+
+def test_flipped_bits_in_the_metadata_are_found(tmp_path: Path) -> None:
+    with SampleWriter(tmp_path, metadata={"facts": "x" * 5000}) as writer:
+        writer.add([1, 2, 3], [0, 1, 1], split="train", task="", source="", source_line=1)
+    (path,) = tmp_path.glob("*.arrow")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"x" * 5000) + 2500] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="do not match their checksum"):
+        SampleTable(tmp_path)
+
+
+def test_trained_tokens_are_those_of_the_masks(tmp_path: Path) -> None:
+    table = write(tmp_path, SAMPLES, rows_per_file=3)
+    assert table.trained_tokens().tolist() == [int(table.tokens(row)[1].sum()) for row in range(len(table))]

@@ -75,10 +75,8 @@ def test_flex_mask_looks_the_same_to_a_compiled_step_however_its_inputs_lie() ->
     """Strides of what the rule closes over are guarded: exams take them as columns of a table, training does not."""
     anchors, starts, shape, window, causal = random_case(random.Random(3), 512, [8])
     columns = torch.stack([anchors, starts, anchors]).T.contiguous()  # [A, 3]
-    masks = [
-        flex_mask(*pair, shape, window, causal)
-        for pair in ((anchors, starts), (columns[:, 0], columns[:, 1]), columns.unbind(1)[:2])
-    ]
+    pairs = ((anchors, starts), (columns[:, 0], columns[:, 1]), (columns.unbind(1)[0], columns.unbind(1)[1]))
+    masks = [flex_mask(first, second, shape, window, causal) for first, second in pairs]
     layouts = []
     for mask in masks:
         closed_over = [cell.cell_contents for cell in mask.mask_mod.__closure__ or ()]

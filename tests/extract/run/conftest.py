@@ -59,7 +59,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory, case_target: Any, chats: Path) -> Path:
     """DATA of `NUM_SAMPLES` samples for a random target of 6 layers, H = 64."""
     folder = tmp_path_factory.mktemp("prepared") / "data"
-    prepare(PrepareConfig(target=str(case_target()), out=str(folder), held_out=0.2), [str(chats)])
+    prepare(PrepareConfig(target=str(case_target()), out=str(folder), split=0.8, min_trained=2), [str(chats)])
     return folder
 
 
@@ -80,7 +80,12 @@ def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(lines: list[dict[str, Any]], target: Path, **changes: Any) -> Path:
         folder = tmp_path_factory.mktemp("made")
         source = write_lines(folder / "chats.jsonl", lines)
-        prepare(PrepareConfig(target=str(target), out=str(folder / "data"), **changes), [source])
+        prepare(
+            PrepareConfig(
+                target=str(target), out=str(folder / "data"), **({"min_trained": 2, "duplicates": "keep"} | changes)
+            ),
+            [source],
+        )
         return folder / "data"
 
     return make

@@ -190,7 +190,7 @@ def test_id_outside_the_embedding_is_refused_by_name(
     tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig, extract_here: Callable[..., Survey]
 ) -> None:
     data = make_data([{"input_ids": [9, 10, 11, 12], "loss_mask": [1] * 4}], case_target())
-    with SampleWriter(data) as writer:
+    with SampleWriter(data, metadata=SampleTable(data).metadata) as writer:
         writer.add([9, 320, 11, 12], [1] * 4, split="train", task="", source="chats.jsonl", source_line=1)
     content = json.loads((data / "data.json").read_text())
     content["fingerprint"] = SampleTable(data).fingerprint()

@@ -31,7 +31,7 @@ def test_gpu_states_are_those_of_the_cpu(
     tmp_path: Path, chats: Path, make_config: Callable[..., ExtractConfig], dtype: str, tolerance: float
 ) -> None:
     data = tmp_path / "data"
-    prepare(PrepareConfig(target="tiny", out=str(data)), [str(chats)])
+    prepare(PrepareConfig(target="tiny", out=str(data), min_trained=2), [str(chats)])
     settings = {"taps": (0, 2, 4), "last": True, "token_budget": 2048}
     extract(make_config(data, tmp_path / "cpu", dtype="float32", **settings))
     report = extract(make_config(data, tmp_path / "gpu", devices="0", shards=2, dtype=dtype, **settings))
@@ -48,7 +48,7 @@ def test_states_encoded_on_a_gpu_are_those_that_numpy_encodes(
     tmp_path: Path, chats: Path, make_config: Callable[..., ExtractConfig]
 ) -> None:
     data = tmp_path / "data"
-    prepare(PrepareConfig(target="tiny", out=str(data)), [str(chats)])
+    prepare(PrepareConfig(target="tiny", out=str(data), min_trained=2), [str(chats)])
     for name in ("raw", "int8:4"):
         extract(make_config(data, tmp_path / name, devices="0", taps=(0, 2, 4), codec=name, dtype="bfloat16"))
     assert not verify(tmp_path / "int8:4").faults

@@ -16,6 +16,7 @@ from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.launch import extract
 from dflash_offline.extract.prepare import prepare
+from dflash_offline.extract.rejected import read_rejected
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.reader import StoreReader
@@ -96,7 +97,13 @@ class Made:
         folder.mkdir(exist_ok=True)
         source = folder / "chats.jsonl"
         source.write_text("".join(json.dumps(line) + "\n" for line in lines or self.lines))
-        settings = {"target": str(self.target), "out": str(folder / "data"), "max_length": 512} | changes
+        settings = {
+            "target": str(self.target),
+            "out": str(folder / "data"),
+            "max_length": 512,
+            "min_trained": 2,
+            "duplicates": "keep",
+        } | changes
         prepare(PrepareConfig(**settings), [str(source)])
         return folder / "data"
 
@@ -288,9 +295,11 @@ def test_case_c29_ragged_ends(
     lines = ragged_rows(RAGGED[case])
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = PrepareConfig(target=str(case_target()), out=str(tmp_path / "data"), held_out=0.3)
+    settings = PrepareConfig(
+        target=str(case_target()), out=str(tmp_path / "data"), split=0.7, min_trained=2, duplicates="keep"
+    )
     prepare(settings, [str(source)])
-    left_out = (tmp_path / "data" / "left-out.jsonl").read_text().splitlines()
+    left_out = read_rejected(tmp_path / "data")
     extract_here(make_config(tmp_path / "data", tmp_path / "store", token_budget=256))
     reader = StoreReader(tmp_path / "store")
     assert len(reader) + len(left_out) == len(lines)
@@ -311,7 +320,7 @@ def test_case_c29_no_rows_and_no_anchors(tmp_path: Path, case_target: Any, make_
 def test_case_c29_12501_rows_are_planned_once_each(
     tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig
 ) -> None:
-    data = make_data(ragged_rows([32] * 12_501), case_target(), held_out=0.2)
+    data = make_data(ragged_rows([32] * 12_501), case_target(), split=0.8)
     plan = survey(make_config(data, tmp_path / "store")).plan
     assert (plan.num_samples, plan.num_without_anchor) == (12_501, 0)
     assert len(np.unique(plan.column("sample_id"))) == 12_501

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from dflash_offline.extract.encoding import Encoder
+from dflash_offline.extract.chats.encoding import Encoder
 from dflash_offline.extract.targets.hf import load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,12 +70,51 @@ def test_stretches_equal_the_whole(tokenizers: dict[str, Any], name: str, texts:
         assert encoder.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_known_stretch_is_not_tokenized_again(tokenizers: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["characters", "merges", "packaged", "first", "always", "prepend", "stripping"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), max_size=6))
+def test_texts_that_begin_alike_are_encoded_as_if_alone(
+    tokenizers: dict[str, Any], name: str, parts: list[str]
+) -> None:
+    """As a chat's prompts are: each begins with the one before, or the last of them was rewritten."""
+    texts = ["".join(parts[:count]) for count in range(len(parts) + 1)]
+    texts += [text.replace("a", "") for text in texts]
+    tokenizer = tokenizers[name]
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert Encoder(tokenizer).encode_all(texts) == expected
+
+
+class CountingCore:
+    """Passes calls to a tokenizers.Tokenizer and notes the texts."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.calls: list[list[str]] = []
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
+        self.calls.append(texts)
+        return self.core.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+def test_a_stretch_that_texts_share_is_tokenized_once(tokenizers: dict[str, Any]) -> None:
     encoder = Encoder(tokenizers["characters"])
-    encoder.encode("<|im_start|>ab<|im_end|>\n<|im_start|>b")
-    assert set(encoder.known) == {"<|im_start|>ab", "<|im_end|>\n", "<|im_start|>b"}
-    encoder.forget()
-    assert not encoder.known
+    encoder.core = core = CountingCore(encoder.core)
+    encoder.encode_all(["<|im_start|>ab", "<|im_start|>ab<|im_end|>\n", "<|im_start|>ab<|im_end|>\n<|im_start|>b"])
+    assert core.calls == [["<|im_start|>ab", "<|im_end|>\n", "<|im_start|>b"]]
+
+
+def test_truncation_and_padding_set_on_the_core_do_not_matter(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["characters"]
+    tokenizer(["a b", "abab"], truncation=True, max_length=2, padding="max_length")
+    assert tokenizer.backend_tokenizer.truncation is not None
+    assert len(Encoder(tokenizer).encode("abab")) == 4
+
+
+def test_blank_ids(tokenizers: dict[str, Any]) -> None:
+    encoder = Encoder(tokenizers["characters"])
+    for text, expected in (("", True), ("\n", True), (" \n \n \n ", True), ("\n.", False), ("<|im_end|>", False)):
+        assert encoder.is_blank(encoder.encode(text)) is expected
+        assert encoder.is_blank(encoder.encode(text)) is expected
 
 
 def test_tokens_that_take_blanks_along_are_not_cut_at(tokenizers: dict[str, Any]) -> None:

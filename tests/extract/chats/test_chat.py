@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.extract.chat import ChatRenderer, Sample
-from dflash_offline.extract.inputs import LeftOut
-from dflash_offline.extract.shapes import Chat
+from dflash_offline.extract.chats.chat import ChatRenderer, Sample
+from dflash_offline.extract.lines.inputs import LeftOut
+from dflash_offline.extract.lines.shapes import Chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-OPEN, END, NEWLINE_ROLE = "<|im_start|>", "<|im_end|>", "\n"
+OPEN, END = "<|im_start|>", "<|im_end|>"
 
 
 def shown(renderer: ChatRenderer, sample: Sample) -> str:
@@ -213,6 +213,76 @@ def test_question_drops_the_answers_at_the_end(text_side: Any, chat: Any) -> Non
     assert renderer.encoder.decode(asked).endswith("Two?<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(LeftOut, match="no user turn"):
         renderer.question(Chat([{"role": "assistant", "content": "Hello."}], None))
+
+
+def test_turns_each_and_last(text_side: Any, chat: Any) -> None:
+    messages = chat("One?", "Yes.", "Two?", "No.", "Three?", "")
+    side = text_side("plain")
+    first, second = render(ChatRenderer(side, {}, "each"), messages)
+    assert first == "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n[[Yes.<|im_end|>]]"
+    assert second.count("[[") == 1
+    assert second.startswith("<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n")
+    assert second.endswith("assistant\n[[No.<|im_end|>]]")
+    rendered = ChatRenderer(side, {}, "last").render(Chat(messages, None))
+    assert [shown(ChatRenderer(side, {}), sample) for sample in rendered.samples] == [second]
+    assert rendered.left_out == Counter({"empty answer": 1})
+
+
+@pytest.mark.parametrize("turns", ["auto", "each", "last"])
+def test_a_chat_without_a_usable_turn_tells_the_first_fault(text_side: Any, chat: Any, turns: str) -> None:
+    messages = chat("One?", " ", "Two?", "<think>hm</think>")
+    with pytest.raises(LeftOut) as caught:
+        ChatRenderer(text_side("plain"), {}, turns).render(Chat(messages, None))
+    assert caught.value.reason == "empty answer"
+
+
+def test_ends_are_where_answers_end(text_side: Any, chat: Any) -> None:
+    renderer = ChatRenderer(text_side("plain"), {})
+    (sample,) = renderer.render(Chat(chat("One?", "Yes.", "Two?", "No."), None)).samples
+    mask = [*sample.mask, False]
+    assert sample.ends == [i for i in range(1, len(mask)) if mask[i - 1] and not mask[i]]
+    for end in sample.ends:
+        assert renderer.encoder.decode(sample.ids[:end]).endswith(END)
+
+
+def test_a_cut_answer_has_no_end_and_no_follower(text_side: Any, chat: Any) -> None:
+    messages = chat("Count.", "1, 2, ", "Go on.", "3.")
+    messages[1]["finish_reason"] = "length"
+    first, second = render(ChatRenderer(text_side("plain"), {}), messages)
+    assert first.endswith("assistant\n[[1, 2, ]]")
+    assert second.count("[[") == 1
+    assert second.endswith(
+        "1, 2, <|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n[[3.<|im_end|>]]"
+    )
+    messages[1]["finish_reason"] = "stop"
+    assert len(render(ChatRenderer(text_side("plain"), {}), messages)) == 1
+
+
+def test_options_of_a_line(text_side: Any, chat: Any) -> None:
+    template = "{{ mood }}{%- for m in messages -%}{{ m['content'] + '<|im_end|>' }}{%- endfor -%}"
+    renderer = ChatRenderer(text_side(template), {"mood": "glad "})
+    messages = chat("a", "b")
+    assert renderer.render(Chat(messages, None, {"mood": "glad "})) == renderer.render(Chat(messages, None))
+    assert shown(renderer, renderer.render(Chat(messages, None, {"tone": 1})).samples[0]).startswith("glad ")
+    for options, reason in (({"mood": "sad "}, "template options disagree"), ({"tools": []}, "reserved")):
+        with pytest.raises(LeftOut, match=reason):
+            renderer.render(Chat(messages, None, options))
+        with pytest.raises(LeftOut, match=reason):
+            renderer.question(Chat(messages, None, options))
+    free = ChatRenderer(text_side(template), {})
+    moods = [render_mood(free, messages, mood) for mood in ("sad ", "glad ", "sad ")]
+    assert [mood[:4] for mood in moods] == ["sad ", "glad", "sad "]
+
+
+def render_mood(renderer: ChatRenderer, messages: list[dict[str, Any]], mood: str) -> str:
+    return shown(renderer, renderer.render(Chat(messages, None, {"mood": mood})).samples[0])
+
+
+def test_a_chat_that_begins_with_an_answer(text_side: Any, chat: Any) -> None:
+    messages = [{"role": "assistant", "content": "Hello."}, *chat("Hi?", "Yo.")]
+    rendered = ChatRenderer(text_side("plain"), {}).render(Chat(messages, None))
+    assert rendered.left_out == Counter({"no question": 1})
+    assert sum(rendered.samples[0].mask) == len("Yo.") + 1
 
 
 words = st.text(st.sampled_from("ab \n"), max_size=6)

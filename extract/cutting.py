@@ -1,0 +1,64 @@
+"""What becomes of a sample that is too long, and which samples are worth keeping. Pure functions of ids and mask."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..store.samples import eligible_anchors
+from .chats.chat import Sample
+from .lines.inputs import LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRules:
+    """The settings `longest` (tokens), `long` ('end', 'turn' or 'drop') and `min_trained` (tokens)."""
+
+    longest: int
+    long: str
+    min_trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uncut:
+    """ids [S] and mask [S] of a line that was tokenized before, as lists or arrays; where answers end is not known."""
+
+    ids: Sequence[int] | np.ndarray
+    mask: Sequence[bool] | np.ndarray
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutSample:
+    """ids [S] u32 and mask [S] bool of what is kept of a sample."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    is_cut: bool
+
+
+def cut(sample: Sample | Uncut, rules: LengthRules) -> CutSample:
+    """The sample within the rules. Raises LeftOut with the rule that it breaks.
+
+    'end' keeps the first `longest` tokens; 'turn' those up to the last answer that ends within them; 'drop' keeps
+    no longer sample. A tail without a trained token costs nothing: it is not recorded.
+    """
+    size = len(sample.ids)
+    if size > rules.longest and rules.long == "drop":
+        raise LeftOut("too long", f"{size} tokens, at most {rules.longest}")
+    kept = min(size, rules.longest)
+    if size > rules.longest and rules.long == "turn":
+        kept = max((end for end in sample.ends if end <= rules.longest), default=0)
+        if not kept:
+            first = min(sample.ends, default=size)
+            raise LeftOut("no turn fits", f"the first answer ends at token {first}, the longest has {rules.longest}")
+    ids = np.asarray(sample.ids[:kept], dtype=np.uint32)  # [S]
+    mask = np.asarray(sample.mask[:kept], dtype=bool)  # [S]
+    num_trained, is_cut = int(mask.sum()), kept < size
+    after = f" in the first {kept} of {size}" if is_cut else f" of {size}"
+    if num_trained < rules.min_trained:
+        reason = "too few tokens to train on after the cut" if is_cut else "too few tokens to train on"
+        raise LeftOut(reason, f"{num_trained}{after}, at least {rules.min_trained} (min_trained)")
+    if not eligible_anchors(mask).any():
+        raise LeftOut("no anchor", f"no two of {num_trained} trained tokens{after} are neighbours")
+    return CutSample(ids, mask, is_cut)

@@ -1,0 +1,93 @@
+"""Lines of ready token ids: which are trained on, by masks or by labels.
+
+Knows lists of JSON and arrays of Arrow; both give arrays. Knows no tokenizer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .json_lines import LeftOut
+from .messages import short
+
+MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask")
+"""Names of one thing: ours, and those that transformers and TRL write. 1 or true is trained on."""
+TOKEN_KEYS = frozenset({"input_ids", "labels", "attention_mask", *MASK_KEYS})
+IGNORED_LABEL = -100  # transformers' and torch's: cross_entropy(ignore_index=-100)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Ready ids [S] int64 with the mask [S] bool of what is trained on, all False for a prompt alone."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+
+
+def tokens_of(value: Mapping[str, Any]) -> Tokens:
+    """The ids of a line and their mask: that of a mask key, else of `labels`, else nothing is trained on.
+
+    Raises LeftOut for what is no list of ids, a mask or labels that do not fit them, and masks that disagree.
+    """
+    ids = integers(value["input_ids"])  # [S]
+    if ids is None or not ids.size:
+        raise LeftOut("broken token ids", f"input_ids is {short(value['input_ids'])}")
+    masks = {key: mask_of(value[key], len(ids), key) for key in MASK_KEYS if key in value}
+    name, mask = next(iter(masks.items()), ("", None))
+    for other, another in masks.items():
+        if mask is not None and not np.array_equal(mask, another):
+            raise LeftOut("shapes disagree", f"{name} and {other}")
+    if mask is None:
+        mask = mask_of_labels(ids, value["labels"]) if "labels" in value else np.zeros(len(ids), bool)
+    if "attention_mask" in value:
+        kept = unpadded(mask_of(value["attention_mask"], len(ids), "attention_mask"))
+        ids, mask = ids[kept], mask[kept]
+    return Tokens(ids, mask)
+
+
+def integers(given: Any) -> np.ndarray | None:
+    """One row of whole numbers as int64 [S]; None for anything else, true and 1.0 too."""
+    if isinstance(given, list):
+        if not set(map(type, given)) <= {int}:
+            return None
+        try:
+            return np.array(given, dtype=np.int64)
+        except OverflowError:
+            return None
+    if isinstance(given, np.ndarray) and given.ndim == 1 and np.issubdtype(given.dtype, np.integer):
+        if given.size and int(given.max()) > np.iinfo(np.int64).max:
+            return None
+        return given.astype(np.int64)
+    return None
+
+
+def mask_of(given: Any, length: int, key: str) -> np.ndarray:
+    """Zeros and ones, as numbers or truth values, as bool [S]."""
+    row = np.array(given) if isinstance(given, list) and set(map(type, given)) <= {int, bool, float} else given
+    if not isinstance(row, np.ndarray) or row.shape != (length,) or not ((row == 0) | (row == 1)).all():
+        what = "attention" if key == "attention_mask" else "loss"
+        raise LeftOut(f"broken {what} mask", f"{key} is {short(given)} for {length} ids")
+    return row.astype(bool)
+
+
+def mask_of_labels(ids: np.ndarray, given: Any) -> np.ndarray:
+    """The loss mask [S] that transformers' `labels` mean: -100 is not trained on, else the id itself."""
+    labels = integers(given)
+    if labels is None or len(labels) != len(ids):
+        raise LeftOut("broken labels", f"labels is {short(given)} for {len(ids)} ids")
+    wrong = (labels != ids) & (labels != IGNORED_LABEL)
+    if wrong.any():
+        place = int(wrong.argmax())
+        detail = f"label {labels[place]} at token {place}, expected its id {ids[place]} or {IGNORED_LABEL}"
+        raise LeftOut("broken labels", detail)
+    return labels != IGNORED_LABEL
+
+
+def unpadded(attended: np.ndarray) -> slice:
+    """Where the tokens lie that are attended to; padding stands before or after them, never between."""
+    places = np.flatnonzero(attended)
+    if not places.size or places[-1] - places[0] + 1 != places.size:
+        raise LeftOut("broken attention mask", f"{places.size} of {attended.size} tokens attended to, not in one piece")
+    return slice(int(places[0]), int(places[-1]) + 1)

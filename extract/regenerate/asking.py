@@ -1,0 +1,209 @@
+"""From input lines to journal records: many chats at once, each line exactly once.
+
+Knows lines, chats and the client; knows nothing of folders and reruns but what the journal says.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...progress import say
+from ..lines.json_lines import InputLine, LeftOut
+from ..lines.messages import Message, short
+from ..lines.shapes import Chat, Line, understand
+from ..origins import target_origin
+from .client import Client
+from .config import RegenerateConfig
+from .conversation import Conversation, converse
+from .journal import Journal
+from .replies import Reply, TurnFailed
+from .target_check import TargetCheck
+
+LINES_AT_ONCE = 64  # that need no request, before requests on their way get their turn
+Numbered = tuple[int, InputLine]
+"""A line, with the place of its source among the inputs."""
+
+
+class Asker:
+    """Answers the lines that the journal does not hold yet. `shown` is a tqdm that counts lines."""
+
+    def __init__(
+        self,
+        config: RegenerateConfig,
+        client: Client,
+        journal: Journal,
+        *,
+        names: Sequence[str],
+        model: str,
+        check: TargetCheck | None,
+        shown: Any,
+    ) -> None:
+        self.config = config
+        self.client = client
+        self.journal = journal
+        self.names = names
+        self.model = model
+        self.check = check
+        self.shown = shown
+        self.origin = target_origin(config.temperature)
+        self.lines_in = 0
+        self.tokens = 0
+        self.taking = asyncio.Lock()
+        self.said: set[str] = set()
+
+    async def run(self, lines: Iterable[Numbered]) -> None:
+        """Asks the first line alone, so that what is wrong for all is seen before many are asked."""
+        rest = iter(lines)
+        try:
+            async with asyncio.TaskGroup() as group:
+                syncing = group.create_task(self.sync_now_and_then())
+                if (first := await self.take(rest)) is not None:
+                    await self.answer(*first)
+                    num_workers = self.config.concurrency * len(self.config.endpoint)
+                    await asyncio.gather(*(group.create_task(self.work(rest)) for _ in range(num_workers)))
+                syncing.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def work(self, lines: Iterable[Numbered]) -> None:
+        while (taken := await self.take(lines)) is not None:
+            await self.answer(*taken)
+
+    async def take(self, lines: Iterable[Numbered]) -> tuple[int, InputLine, Line, Chat] | None:
+        """The next line that is to be asked, None at the end; those that are none are skipped by name."""
+        async with self.taking:
+            for source, line in lines:
+                self.lines_in += 1
+                if self.lines_in % LINES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if self.journal.has(source, line.number):
+                    continue
+                try:
+                    if line.fault is not None or line.value is None:
+                        raise line.fault or LeftOut("not an object")
+                    meant = understand(line.value)
+                    return source, line, meant, self.chat_of(meant)
+                except LeftOut as fault:
+                    self.leave_out(source, line, "skipped", fault.reason, fault.detail)
+        return None
+
+    def chat_of(self, meant: Line) -> Chat:
+        """The chat of a line under all its template options. Raises LeftOut where there is none to ask."""
+        if not isinstance(meant.content, Chat):
+            raise LeftOut(f"{type(meant.content).__name__.lower()}, no chat", "only chats are sent to a server")
+        options = {**self.config.template, **meant.content.options}
+        if strange := [key for key, value in self.config.template.items() if options[key] != value]:
+            raise LeftOut(
+                "template options disagree",
+                f"{strange[0]} is {short(options[strange[0]])} here, template.{strange[0]} is "
+                f"{short(self.config.template[strange[0]])}",
+            )
+        return Chat(meant.content.messages, meant.content.tools, options)
+
+    async def answer(self, source: int, line: InputLine, meant: Line, chat: Chat) -> None:
+        """Asks all turns of one chat and writes what came of it."""
+        num_checked = 0
+
+        async def ask(messages: list[Message], turn: int) -> Reply:
+            nonlocal num_checked
+            if not self.config.send_thoughts:
+                messages = [without_thought(message) for message in messages]
+            prompt = self.check.prompt(messages, chat.tools, chat.options) if self.check else None
+            endpoint, reply = await self.client.ask(self.body(messages, chat, (source, line.number, turn)))
+            if self.check and prompt:
+                self.check.compare(endpoint, prompt, reply)
+                num_checked += 1
+            self.tokens += reply.completion_tokens or 0
+            return reply
+
+        try:
+            done = await converse(chat.messages, ask)
+        except LeftOut as fault:
+            self.leave_out(source, line, "skipped", fault.reason, fault.detail)
+        except TurnFailed as fault:
+            self.leave_out(source, line, "failed", fault.reason, fault.detail)
+        else:
+            self.keep(source, line, meant, chat, done, num_checked)
+
+    def body(self, messages: list[Message], chat: Chat, place: tuple[int, int, int]) -> dict[str, Any]:
+        config = self.config
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [with_both_names(message) for message in messages],
+            "temperature": config.temperature,
+            "max_tokens": config.max_new_tokens,
+        }
+        optional = {
+            "top_p": config.top_p,
+            "top_k": config.top_k,
+            "seed": seed_of(config.seed, place) if config.temperature else None,
+            "tools": chat.tools,
+            "chat_template_kwargs": chat.options or None,
+        }
+        return body | {key: value for key, value in optional.items() if value is not None} | config.extra
+
+    def keep(self, source: int, line: InputLine, meant: Line, chat: Chat, done: Conversation, num_checked: int) -> None:
+        row = {
+            "messages": done.messages,
+            "tools": chat.tools,
+            "chat_template_kwargs": chat.options,
+            "response_origin": self.origin,
+            "response_model": self.model,
+            "task": meant.task,
+            "split": meant.split,
+            "id": (line.value or {}).get("id"),
+            "source": self.names[source],
+            "source_line": line.number,
+            "ended": done.ended,
+        }
+        counts = {
+            "answers": done.num_answers,
+            "cut": done.num_cut,
+            "checked": num_checked,
+            "prompt_tokens": done.prompt_tokens,
+            "completion_tokens": done.completion_tokens,
+        }
+        self.write(source, line, "answered", {"row": row, "counts": counts})
+
+    def leave_out(self, source: int, line: InputLine, outcome: str, reason: str, detail: str) -> None:
+        known = (line.value or {}).get("id")
+        row = {
+            "source": self.names[source],
+            "line": line.number,
+            "id": known if known is None else short(known),
+            "outcome": outcome,
+            "reason": reason,
+            "detail": detail,
+        }
+        if reason not in self.said:
+            say(f"line {line.number} of {self.names[source]} {outcome}: {reason} ({detail}); more like it are counted")
+        self.said.add(reason)
+        self.write(source, line, outcome, {"row": row})
+
+    def write(self, source: int, line: InputLine, outcome: str, record: dict[str, Any]) -> None:
+        self.journal.add(source, line.number, outcome, record)
+        self.shown.set_postfix_str(f"{self.journal.counts['failed']:,} failed, {self.tokens:,} tokens", refresh=False)
+        self.shown.update()
+
+    async def sync_now_and_then(self) -> None:
+        """Until it is cancelled: a power cut takes no more than `sync_s` seconds of answers."""
+        while True:
+            await asyncio.sleep(self.config.sync_s)
+            await asyncio.to_thread(self.journal.sync)
+
+
+def without_thought(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}
+
+
+def with_both_names(message: Message) -> Message:
+    """A thought under both keys that servers read: vLLM takes `reasoning` alone (vllm-project/vllm#38488)."""
+    thought = message.get("reasoning_content")
+    return message if thought is None else {**message, "reasoning": thought}
+
+
+def seed_of(seed: int, place: tuple[int, int, int]) -> int:
+    """31 bits made of the run's seed, the source, the line and the turn: the same after any resume."""
+    digest = hashlib.sha256(",".join(map(str, (seed, *place))).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,162 @@
+"""`dflash regenerate`: the served target writes the answers of the user's chats.
+
+Input lines = answered + failed + skipped. Each line ends as one record of the journal; the folder is finished from
+it when all are there. Typed again after any end, the command goes on with the lines that have none; lines that
+failed are done as well, until --retry-failed asks for them.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ... import UserError
+from ...progress import bar
+from ...store.files import FolderLock, make_folder, storage_error
+from ..data import first_difference
+from ..lines.inputs import check_formats, chunks, opened_sources, read_lines, short_names, source_sha256
+from ..lines.messages import short
+from ..lines.shapes import KEYS
+from ..origins import target_origin
+from .asking import Asker, Numbered
+from .client import Client
+from .config import RegenerateConfig
+from .endpoints import NoEndpoint
+from .journal import Journal, read_facts
+from .report import LEFT_OUT_NAME, REPORT_NAME, RESPONSES_NAME, RegenerateReport, finish, read_finished
+from .target_check import TargetCheck
+
+FORMAT_VERSION = 1
+JOURNAL_NAME, LOCK_NAME = "journal.log", ".lock"
+OWN_NAMES = (RESPONSES_NAME, LEFT_OUT_NAME, REPORT_NAME, JOURNAL_NAME, LOCK_NAME)
+SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_new_tokens")
+
+
+def regenerate(config: RegenerateConfig, inputs: Sequence[str]) -> RegenerateReport:
+    """Fills the folder `config.out`, goes on with it, or finds it finished.
+
+    Raises UserError for a missing input, a folder of other settings or in use, a server that cannot be reached
+    or refuses everything, and a server whose prompts are not the target's; what was answered stays.
+    """
+    with opened_sources(inputs) as sources:
+        check_formats(sources)
+        return regenerate_sources(config, sources)
+
+
+def regenerate_sources(config: RegenerateConfig, sources: Sequence[Path]) -> RegenerateReport:
+    folder = Path(config.out)
+    try:
+        require_own_folder(folder)
+        make_folder(folder)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    facts = facts_of(config, sources)
+    with FolderLock(folder, name=LOCK_NAME):
+        remove_temporaries(folder)
+        done = read_finished(folder)
+        if done is None or (config.retry_failed and done["report"]["failed"]):
+            require_journal(folder, is_finished=done is not None)
+            check = TargetCheck(config.target) if config.target is not None else None
+            return asyncio.run(answer_all(config, folder, sources, facts, check))
+        require_same(folder, done["facts"], facts | {"model": config.model or done["facts"]["model"]})
+        return RegenerateReport(folder, done["facts"], done["report"], is_new=False, target=config.target)
+
+
+def require_own_folder(folder: Path) -> None:
+    if not folder.exists():
+        return
+    strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith(OWN_NAMES))
+    if strange:
+        raise UserError(
+            f"{str(folder)!r} holds {strange[0]!r}",
+            "a new folder, an empty one, or one of `dflash regenerate`",
+            "choose another --out",
+        )
+
+
+def remove_temporaries(folder: Path) -> None:
+    """What a run that was killed while it finished the folder left there; the lock says that none is at it."""
+    for path in folder.glob("*.tmp.*"):
+        if path.name.startswith(OWN_NAMES):
+            path.unlink(missing_ok=True)
+
+
+def require_journal(folder: Path, *, is_finished: bool) -> None:
+    """Raises UserError where lines are to be tried again and the answers of the others are not in a journal."""
+    if is_finished and read_facts(folder / JOURNAL_NAME) is None:
+        raise UserError(
+            f"{str(folder / JOURNAL_NAME)!r} is gone",
+            "the journal of the run, from which all lines are written again",
+            "give the failed lines to another --out",
+        )
+
+
+def facts_of(config: RegenerateConfig, sources: Sequence[Path]) -> dict[str, Any]:
+    """What decides the answers, the model aside; a run that goes on must find it unchanged."""
+    return {
+        "format": FORMAT_VERSION,
+        "model": None,
+        "origin": target_origin(config.temperature),
+        "sampling": {name: getattr(config, name) for name in SAMPLING},
+        "template": dict(config.template),
+        "extra": dict(config.extra),
+        "send_thoughts": config.send_thoughts,
+        "limit": config.limit,
+        "sources": [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)],
+    }
+
+
+def require_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises UserError with the first fact that differs, and both of its values."""
+    if old != new:
+        path, was, now = first_difference("facts", old, new)
+        raise UserError(
+            f"{str(folder)!r} was begun with {path.removeprefix('facts.')} = {short(was)}, this run has {short(now)}",
+            "the same settings, inputs and model as before",
+            "choose another --out, or go back to what it was",
+        )
+
+
+async def answer_all(
+    config: RegenerateConfig, folder: Path, sources: Sequence[Path], facts: dict[str, Any], check: TargetCheck | None
+) -> RegenerateReport:
+    """Asks for every line that the journal does not hold, then finishes the folder."""
+    async with Client(config) as client:
+        model = await client.find_model()
+        facts = facts | {"model": model}
+        path = folder / JOURNAL_NAME
+        if (old := read_facts(path)) is not None:
+            require_same(folder, old, facts)
+        count = num_lines(sources, config.limit)
+        with (
+            closing(Journal(path, facts, len(sources), retry_failed=config.retry_failed)) as journal,
+            bar("regenerate", " lines", total=count, initial=journal.counts.total()) as shown,
+        ):
+            names = short_names(sources)
+            asker = Asker(config, client, journal, names=names, model=model, check=check, shown=shown)
+            try:
+                await asker.run(islice(numbered(sources), config.limit))
+            except NoEndpoint as error:
+                raise UserError(
+                    str(error),
+                    "a served target at one of the endpoints",
+                    f"start it and give the same command again; {journal.counts['answered']:,} answered lines are safe",
+                ) from error
+            finally:
+                journal.sync()
+            report = finish(folder, journal, facts, asker.lines_in)
+    return RegenerateReport(folder, facts, report, is_new=True, target=config.target, endpoints=client.pool.endpoints)
+
+
+def num_lines(sources: Sequence[Path], limit: int | None) -> int:
+    """Input lines of all sources. Raises UserError for a source that is broken further on, before anything is asked."""
+    count = sum(chunk.num_lines for path in sources for chunk in chunks(path, KEYS))
+    return count if limit is None else min(count, limit)
+
+
+def numbered(sources: Sequence[Path]) -> Iterator[Numbered]:
+    for place, path in enumerate(sources):
+        for line in read_lines(path, KEYS):
+            yield place, line

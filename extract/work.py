@@ -1,0 +1,179 @@
+"""The work of one process of `prepare`: a stretch of input lines becomes samples, or reasons.
+
+A pure function of the lines and the settings: it knows no other line, no folder and no other process, so it does not
+matter who does it, or when. Lines are told apart by their place in their file, never by an id.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from .chats.chat import ChatRenderer, Sample
+from .chats.plain_text import plain_sample
+from .config import PrepareConfig
+from .cutting import CutSample, LengthRules, Uncut, cut
+from .lines.inputs import Chunk, InputLine, LeftOut, lines_in
+from .lines.shapes import KEYS, Chat, Line, Text, Tokens, short, understand
+from .targets.facts import TextSide
+
+NOT_SAMPLED = "not in the sample"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one input line: samples, or the reason why there is none."""
+
+    number: int
+    name: str | None
+    """The line's own id as text, for the user's eyes."""
+    num_replaced: int
+    """Lone surrogates that became U+FFFD."""
+    fault: LeftOut | None = None
+    samples: list[CutSample] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    """What each sample is, in 128 bits: sha256 over ids (u32) and mask (u8)."""
+    split: str = ""
+    task: str = ""
+    origin: str = ""
+    samples_left_out: Counter[str] = field(default_factory=Counter)
+    """Samples of a used line that were not kept, by reason."""
+    turns_left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Maker:
+    """Makes samples with one tokenizer, template and set of rules.
+
+    `longest` is the longest sample in tokens, `date` (ISO) the one that a template which prints it is given.
+    """
+
+    config: PrepareConfig
+    side: TextSide
+    longest: int
+    date: str | None = None
+    renderer: ChatRenderer | None = None
+
+    def make(self, chunk: Chunk) -> list[Outcome]:
+        """One outcome for every input line of the chunk, in order."""
+        return [self.outcome(line) for line in lines_in(chunk, KEYS)]
+
+    def outcome(self, line: InputLine) -> Outcome:
+        found = new_outcome(line)
+        try:
+            meant = self.understood(line)
+            self.finish(found, meant, self.samples_of(meant, found))
+        except LeftOut as fault:
+            found.fault = fault
+        return found
+
+    def understood(self, line: InputLine) -> Line:
+        """What the line means. Raises LeftOut where it means nothing, or is not in the asked sample."""
+        if line.fault is not None or line.value is None:
+            raise line.fault or LeftOut("not an object")
+        meant = understand(line.value)
+        share = self.config.sample
+        if share is not None and content_share(meant.content) >= share:
+            raise LeftOut(NOT_SAMPLED, f"--sample {share}")
+        return meant
+
+    def samples_of(self, line: Line, found: Outcome) -> Sequence[Sample | Uncut]:
+        """The samples of a line that holds its answers."""
+        if isinstance(line.content, Tokens):
+            self.check_ids(line.content.ids)
+            if not np.any(line.content.mask):
+                raise LeftOut("no answer", "no token is trained on by loss_mask or labels")
+            return [Uncut(line.content.ids, line.content.mask)]
+        if isinstance(line.content, Text):
+            return [plain_sample(self.side, line.content.text)]
+        rendered = self.chats().render(line.content)
+        found.turns_left_out = rendered.left_out
+        return rendered.samples
+
+    def question_of(self, line: Line) -> list[int]:
+        """The prompt ids of a line that the target is to answer."""
+        content = line.content
+        if isinstance(content, Tokens):
+            self.check_ids(content.ids)
+            trained = np.flatnonzero(content.mask)
+            prompt = [int(token) for token in content.ids[: trained[0] if len(trained) else None]]
+        elif isinstance(content, Text):
+            prompt = plain_sample(self.side, content.text).ids
+        else:
+            prompt = self.chats().question(content)
+        if not prompt:
+            raise LeftOut("no question", "the answer starts at the first token, nothing comes before it")
+        if len(prompt) > self.longest - 2:
+            raise LeftOut("prompt fills the window", f"{len(prompt)} tokens, the longest sample has {self.longest}")
+        return prompt
+
+    def finish(self, found: Outcome, line: Line, samples: Sequence[Sample | Uncut]) -> None:
+        """Cuts the samples, and notes what is kept of them. Raises the first LeftOut when it is none."""
+        rules = LengthRules(self.longest, self.config.long, self.config.min_trained)
+        first_fault: LeftOut | None = None
+        for sample in samples:
+            try:
+                kept = cut(sample, rules)
+            except LeftOut as fault:
+                first_fault = first_fault or fault
+                found.samples_left_out[fault.reason] += 1
+                continue
+            found.samples.append(kept)
+            found.digests.append(digest(kept))
+        if not found.samples:
+            found.samples_left_out.clear()
+            raise first_fault or LeftOut("no answer", "the line gives no sample")
+        found.split = line.split or self.split_of(samples[0])
+        found.task, found.origin = line.task, line.origin or self.config.origin
+
+    def split_of(self, first: Sample | Uncut) -> str:
+        """By sha256 of the prompt ids of the line's first sample; of all ids where it has no prompt.
+
+        So all samples of a line, and all lines that ask the same, are on one side.
+        """
+        trained = np.flatnonzero(first.mask)
+        start = int(trained[0]) if len(trained) and trained[0] else len(first.ids)
+        hashed = hashlib.sha256(np.array(first.ids[:start], dtype="<u4").tobytes()).digest()
+        return "heldout" if share_of(hashed) >= self.config.split else "train"
+
+    def check_ids(self, ids: Any) -> None:
+        lowest, highest = int(np.min(ids)), int(np.max(ids))
+        if lowest < 0 or highest >= self.side.vocab_size:
+            raise LeftOut("token id out of range", f"ids {lowest}..{highest}, the target has {self.side.vocab_size}")
+
+    def chats(self) -> ChatRenderer:
+        """Made at the first chat: token ids need no template."""
+        if self.renderer is None:
+            now = None if self.date is None else datetime.fromisoformat(self.date)
+            self.renderer = ChatRenderer(self.side, self.config.template, self.config.turns, now)
+        return self.renderer
+
+
+def new_outcome(line: InputLine) -> Outcome:
+    known = line.value.get("id") if line.value is not None else None
+    return Outcome(line.number, None if known is None else short(known), line.num_replaced)
+
+
+def digest(sample: CutSample) -> int:
+    hashed = hashlib.sha256(sample.ids.astype("<u4").tobytes() + sample.mask.astype(np.uint8).tobytes())
+    return int.from_bytes(hashed.digest()[:16], "little")
+
+
+def content_share(content: Chat | Tokens | Text) -> float:
+    """A number in [0, 1) that the content of a line alone decides, spread evenly; for `--sample`."""
+    if isinstance(content, Tokens):
+        raw = np.asarray(content.ids, dtype="<i8").tobytes() + np.asarray(content.mask, dtype=np.uint8).tobytes()
+    elif isinstance(content, Text):
+        raw = content.text.encode("utf-8", "surrogatepass")
+    else:
+        raw = json.dumps([content.messages, content.tools, content.options], sort_keys=True, default=str).encode()
+    return share_of(hashlib.sha256(b"sample\0" + raw).digest())
+
+
+def share_of(hashed: bytes) -> float:
+    return int.from_bytes(hashed[:8], "big") / 2**64

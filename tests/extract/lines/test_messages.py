@@ -1,0 +1,114 @@
+"""What the public names of roles, parts, thoughts, calls and tools become."""
+
+import json
+from typing import Any
+
+import pytest
+from dflash_offline.extract.lines.shapes import Chat, understand
+
+ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        CALL,
+        {"function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"name": "add", "arguments": {"a": 1}},
+    ],
+)
+def test_calls_as_text_and_as_object(call: dict[str, Any]) -> None:
+    content = understand(
+        {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}], "tools": '["{\\"x\\": 1}"]'}
+    )
+    assert content.content == Chat([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [{"x": 1}])
+
+
+def test_the_old_function_call_is_a_tool_call() -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    for old in (call, json.dumps(call)):
+        content = understand({"messages": [ASKED, {"role": "assistant", "content": None, "function_call": old}]})
+        assert content.content == Chat([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], None)
+
+
+def test_null_text_parts_say_nothing() -> None:
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "q"}, {"type": "text"}]
+    assert understand({"messages": [{"role": "user", "content": parts}, SAID]}).content == Chat([ASKED, SAID], None)
+
+
+def test_surrogates_inside_arguments_given_as_text() -> None:
+    call = {"name": "f", "arguments": r'{"a": "\ud800"}'}
+    content = understand({"messages": [{**SAID, "tool_calls": [call]}]}).content
+    assert isinstance(content, Chat)
+    assert content.messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
+
+
+def test_a_tool_result_that_is_an_object_is_written_as_json() -> None:
+    content = understand({"messages": [{"role": "tool", "content": {"found": True}}]}).content
+    assert isinstance(content, Chat)
+    assert content.messages[0]["content"] == '{"found": true}'
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_under_any_key(key: str) -> None:
+    said = {"role": "assistant", "content": "a", key: "t", "finish_reason": "length"}
+    expected = {**SAID, "finish_reason": "length", "reasoning_content": "t"}
+    assert understand({"messages": [ASKED, said]}).content == Chat([ASKED, expected], None)
+    both = {**said, "reasoning_content": "t", "thinking": "\n"}
+    if key != "thinking":
+        assert understand({"messages": [ASKED, both]}).content == Chat([ASKED, expected], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [(name, "user") for name in ("human", "user", "Human")]
+    + [(name, "assistant") for name in ("gpt", "assistant", "chatgpt", "bing", "bard", "bot", "model", "GPT")]
+    + [(name, "tool") for name in ("tool", "observation", "function_response", "tool_response")]
+    + [(name, name) for name in ("system", "developer", "function", "ipython")],
+)
+def test_role_names_of_the_wild(name: str, role: str) -> None:
+    for message in ({"from": name, "value": "x"}, {"role": name, "content": "x"}):
+        content = understand({"conversations": [message]}).content
+        assert content == Chat([{"role": role, "content": "x"}], None)
+
+
+def test_calls_in_messages_of_their_own() -> None:
+    """ShareGPT's function_call; several in a row are calls of one turn, as a list in one is."""
+    call, other = {"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": '{"b": 2}'}
+    tool = {"from": "observation", "value": "3"}
+    expected = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CALL, {"type": "function", "function": {"name": "sub", "arguments": {"b": 2}}}],
+    }
+    for calls in (
+        [{"from": "function_call", "value": json.dumps(call)}, {"from": "function_call", "value": json.dumps(other)}],
+        [{"role": "tool_call", "content": json.dumps([call, other])}],
+    ):
+        content = understand({"conversations": [ASKED, *calls, tool, calls[0]]}).content
+        assert isinstance(content, Chat)
+        assert content.messages[:3] == [ASKED, expected, {"role": "tool", "content": "3"}]
+        assert len(content.messages) == 4
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+        {"function": {"name": "f", "parameters": {"type": "object"}}, "type": "function"},
+        {"function": {"name": "f", "parameters": {"type": "object"}}},
+        {"function": '{"name": "f", "parameters": {"type": "object"}}'},
+        {"name": "f", "parameters": {"type": "object"}},
+        {"name": "f", "parameters": '{"type": "object"}'},
+        {"type": "function", "name": "f", "parameters": {"type": "object"}},
+        '{"name": "f", "parameters": {"type": "object"}}',
+    ],
+)
+def test_tools_in_any_envelope(tool: Any) -> None:
+    """One text for the template: the same keys in the same order."""
+    expected = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'
+    for tools in ([tool], json.dumps([tool])):
+        content = understand({"prompt": "q", "tools": tools}).content
+        assert isinstance(content, Chat)
+        assert json.dumps(content.tools) == expected

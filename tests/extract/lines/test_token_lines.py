@@ -1,0 +1,45 @@
+"""Ready token ids, their masks and padding, as lists and as arrays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_offline.extract.lines.shapes import Tokens, understand
+
+
+def tokens(value: dict[str, Any]) -> tuple[list[int], list[bool]]:
+    content = understand(value).content
+    assert isinstance(content, Tokens)
+    assert (content.ids.dtype, content.mask.dtype) == (np.int64, np.bool_)
+    return content.ids.tolist(), content.mask.tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "mask"),
+    [
+        ({"loss_mask": [0, 1, 1]}, [False, True, True]),
+        ({"loss_mask": [False, True, 1.0]}, [False, True, True]),
+        ({"assistant_masks": [0, 0, 1]}, [False, False, True]),
+        ({"completion_mask": [0, 1, 0], "loss_mask": [0, 1, 0]}, [False, True, False]),
+        ({}, [False, False, False]),
+        ({"labels": [-100, 6, 7]}, [False, True, True]),
+        ({"labels": [-100, 6, 7], "loss_mask": [1, 1, 1]}, [True, True, True]),
+        ({"text": "rendered", "attention_mask": [1, 1, 1]}, [False, False, False]),
+    ],
+)
+def test_token_ids(value: dict[str, Any], mask: list[bool]) -> None:
+    """As JSON gives them, and as any table does."""
+    assert tokens({"input_ids": [5, 6, 7], **value}) == ([5, 6, 7], mask)
+    for kind in (np.int64, np.int32, np.uint16, np.uint64, np.int8):
+        arrays = {
+            key: np.array(item, dtype=np.int64 if key == "labels" else kind if kind != np.int8 else bool)
+            for key, item in value.items()
+            if isinstance(item, list)
+        }
+        assert tokens({"input_ids": np.array([5, 6, 7], dtype=kind), **arrays}) == ([5, 6, 7], mask)
+
+
+def test_padding_is_cut_off_on_either_side() -> None:
+    left = {"input_ids": [0, 0, 5, 6], "loss_mask": [0, 0, 0, 1], "attention_mask": [0, 0, 1, 1]}
+    right = {"input_ids": [5, 6, 0], "labels": [-100, 6, -100], "attention_mask": np.array([True, True, False])}
+    assert tokens(left) == tokens(right) == ([5, 6], [False, True])
