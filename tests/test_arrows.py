@@ -70,6 +70,12 @@ def forbidden(module: Path, target: str) -> str | None:
         return "extract and train do not know each other"
     if source.startswith("extract/targets/") and room == "store":
         return "targets do not know the store"
+    if source.startswith("extract/lines/") and not target.startswith(("extract.lines", "extract.origins")):
+        return "input lines are read without any model, template or store"
+    if source.startswith("extract/chats/") and not target.startswith(
+        ("extract.chats", "extract.lines", "extract.targets")
+    ):
+        return "chats know lines and the text side of a target"
     stem = module.stem
     if own == "train" and room == "store" and stem in {"drafter", "spec", "loss", "blocks", "step"}:
         return "the mathematics does not know the store"

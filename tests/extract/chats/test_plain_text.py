@@ -40,6 +40,12 @@ def test_the_tokenizers_opening_is_the_first_token(opening: Any) -> None:
     [
         ("<|im_start|>user\nHi?<|im_end|>\n", "rendered chat in plain text"),
         ("A page.<|im_end|>", "rendered chat in plain text"),
+        ("<|user|>\nHi?\n<|assistant|>\nYo.", "rendered chat in plain text"),
+        ("<s>[INST] Hi? [/INST] Yo.", "rendered chat in plain text"),
+        ("<start_of_turn>user\nHi?<end_of_turn>\n<start_of_turn>model\nYo.", "rendered chat in plain text"),
+        ("<|start|>assistant<|channel|>final<|message|>Yo.", "rendered chat in plain text"),
+        ("<|start_header_id|>assistant<|end_header_id|>\n\nYo.", "rendered chat in plain text"),
+        ("<\uff5cUser\uff5c>Hi?<\uff5cAssistant\uff5c>Yo.", "rendered chat in plain text"),
         ("", "empty text"),
         (" \n", "empty text"),
         ("O", "text of one token"),
