@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("store", "extract", "train")
 LEAVES = {"__init__", "progress", "settings", "threads", "watch"}
 TORCH_FREE = ["train/packing.py", "train/slot.py", "train/loader.py", "extract/targets/base.py"]
+TORCH_FREE += ["extract/prepare.py", "extract/work.py", "extract/pool.py", "extract/regenerate/run.py"]
 
 
 def modules() -> list[Path]:
@@ -94,6 +95,8 @@ def test_the_rule_can_fail() -> None:
     assert forbidden(Path("store/reader.py"), "train.loop")
     assert forbidden(Path("extract/worker.py"), "train.config")
     assert forbidden(Path("extract/targets/hf.py"), "store.frozen")
+    assert forbidden(Path("extract/lines/shapes.py"), "extract.targets.facts")
+    assert forbidden(Path("extract/chats/chat.py"), "extract.prepare")
     assert forbidden(Path("train/loss.py"), "store.reader")
     assert forbidden(Path("train/loader.py"), "train.step")
     assert forbidden(Path("watch.py"), "settings") is None
