@@ -50,7 +50,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
         ("prepare useless.jsonl --target tiny --out new", "no "),
         ("prepare chats.jsonl --target no-such-model --out new", "no-such-model"),
         ("prepare chats.jsonl --target tiny --max-length 64", "max_length"),
-        ("prepare chats.jsonl --target tiny --out new --device gpu", "device = 'gpu'"),
+        ("prepare chats.jsonl --target tiny --out new --set device=gpu", "device = 'gpu'"),
         ("extract --data chats.jsonl --store new", "chats.jsonl"),
         ("extract --store new --taps 1,9", "9"),
         ("extract --store new --taps 1,1", "1"),
