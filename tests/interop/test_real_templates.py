@@ -23,7 +23,7 @@ from dflash_offline.extract.lines.inputs import LeftOut
 from dflash_offline.extract.lines.shapes import Chat
 
 pytestmark = pytest.mark.slow
-OURS = Path(__file__).parents[1] / "extract" / "templates"
+OURS = Path(__file__).parents[1] / "extract" / "chats" / "templates"
 HARMLESS = re.compile(
     r"(<think>|</think>|<\|start\|>|assistant|to=(self|user)|<\|message\|>|<.Assistant.>|<.tool.outputs.end.>)*"
 )
