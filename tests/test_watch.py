@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dflash_offline import UserError
 from dflash_offline.watch import Child, ChildDied, Job, Stalled, run_all
+from processes import is_alive
 
 
 @pytest.fixture
@@ -27,14 +28,6 @@ def wait_until(condition: Any, limit_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() - started < limit_s, "waited in vain"
         time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie counts as dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def ignore(_name: str, _message: object) -> None:

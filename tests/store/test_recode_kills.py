@@ -15,6 +15,7 @@ import pytest
 from dflash_offline.store.config import RecodeConfig
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.recode import recode
+from processes import children, is_alive, wait_until
 
 SETTINGS = {"codec": "int8:4", "taps": (17, 1), "segment_positions": 512}
 NUM_SAMPLES = 90
@@ -38,33 +39,6 @@ def undisturbed(halves: list[str], lab: ModuleType, tmp_path_factory: pytest.Tem
     assert (report.num_samples, report.left_out) == (NUM_SAMPLES, {"in an earlier store too": 5})
     assert report.num_segments >= 20
     return lab.small.tree(out)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], Any], limit_s: float) -> bool:
-    """True as soon as the condition holds, False when it did not within the limit."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def children(parent: int) -> dict[int, str]:
-    """The living workers of a launcher by process id, with their names."""
-    try:
-        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")[-1] for pid in pids}
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return {pid: name for pid, name in lines.items() if name.startswith("worker")}
 
 
 class Killer:
@@ -97,7 +71,7 @@ class Killer:
             time.sleep(self.draw.uniform(0.0, 0.02))
         else:
             time.sleep(self.draw.uniform(0.0, STARTING_S))
-        family = children(run.pid)
+        family = children(run.pid, "worker")
         victim = self.draw.choice([run.pid, *family])
         if run.poll() is not None or not is_alive(victim):
             assert run.communicate(timeout=LIMIT_S) is not None

@@ -25,6 +25,7 @@ from dflash_offline.store.frozen import write_frozen
 from dflash_offline.store.index import write_consolidated
 from dflash_offline.store.writer import create_store
 from dflash_offline.watch import Channel
+from processes import children
 
 TAPS = (1, 3, 0)
 NUM_SAMPLES = 56
@@ -150,16 +151,6 @@ def content() -> Callable[[Path], dict[str, str]]:
     return digests
 
 
-def children(parent: int) -> dict[int, str]:
-    """The living children of a process that have a name of ours."""
-    try:
-        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")[-1] for pid in pids}
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return {pid: name for pid, name in lines.items() if "shard" in name}
-
-
 class Run:
     """`dflash extract` as a user starts it: a launcher of its own, with its children."""
 
@@ -179,12 +170,12 @@ class Run:
 
     def workers(self) -> dict[int, str]:
         """Living children by process id, with the last word of their command line, their name."""
-        return children(self.process.pid)
+        return children(self.process.pid, "shard")
 
     def family(self) -> dict[int, str]:
         """Living children and their children."""
         workers = self.workers()
-        return workers | {pid: name for worker in workers for pid, name in children(worker).items()}
+        return workers | {pid: name for worker in workers for pid, name in children(worker, "shard").items()}
 
     def end(self, limit_s: float = 60.0) -> tuple[int, str, str]:
         """Exit code, stdout and stderr; fails when the launcher takes longer."""

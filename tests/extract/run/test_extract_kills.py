@@ -12,26 +12,10 @@ import pytest
 from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.launch import extract
 from dflash_offline.store.integrity import verify
+from processes import is_alive, wait_until
 
 MakeConfig = Callable[..., ExtractConfig]
 STARTING_S = 4.0  # a launcher and its workers take about as long to load a target
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], Any], limit_s: float) -> bool:
-    """True as soon as the condition holds, False when it did not within the limit."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def num_commits(store: Path) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dflash_offline.train.checkpoint import list_steps
+from processes import is_alive
 
 LIMIT_S = 60.0
 EXPECTED = {"launcher": "", "trainer": "trainer was killed by SIGKILL", "loader": "loader was killed by SIGKILL"}
@@ -23,13 +24,6 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def processes_of(launcher: int) -> dict[str, int]:
