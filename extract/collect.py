@@ -31,11 +31,14 @@ class Collector:
     rejected: RejectedWriter
     bar: Any
     names: dict[Path, str] = field(default_factory=dict)
+    numbers: dict[Path, int] = field(default_factory=dict)
+    """The place of each source among the inputs."""
     places: dict[int, int] = field(default_factory=dict)
     """By the digest of a sample: the line that gave it first, as source number * 2^40 + line."""
 
     def name_sources(self, sources: Sequence[Path]) -> None:
         self.names = dict(zip(sources, short_names(sources)))
+        self.numbers = {path: number for number, path in enumerate(sources)}
 
     def take(self, source: Path, outcomes: list[Outcome]) -> None:
         """Writes and counts what became of some lines of a source."""
@@ -84,7 +87,7 @@ class Collector:
         self.counts.add_sample(sample, found.split, found.origin)
 
     def place(self, source: Path, line: int) -> int:
-        return (list(self.names).index(source) << 40) + line
+        return (self.numbers[source] << 40) + line
 
     def spelled(self, place: int) -> str:
         return f"{place % 2**40} of {list(self.names.values())[place >> 40]}"

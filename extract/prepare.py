@@ -20,7 +20,7 @@ from .config import PrepareConfig
 from .counts import Counts, PrepareReport
 from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, write_data
 from .lengths_table import summary_lines
-from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, source_sha256
+from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, sources_facts
 from .lines.messages import short
 from .lines.shapes import KEYS
 from .pool import num_processes, run_pool
@@ -122,7 +122,7 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
         "longest": min(config.max_length, side.max_positions),
         **{name: getattr(config, name) for name in ("long", "min_trained", "turns", "duplicates")},
         **{name: getattr(config, name) for name in ("split", "sample", "limit")},
-        "sources": [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)],
+        "sources": sources_facts(sources),
     }
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ..store.tokens_file import content_sha256
 from .chats.chat import ChatRenderer, Sample
 from .chats.plain_text import plain_sample
 from .config import PrepareConfig
 from .cutting import CutSample, LengthRules, Uncut, cut
 from .lines.inputs import Chunk, InputLine, LeftOut, lines_in
-from .lines.shapes import KEYS, Chat, Line, Text, Tokens, short, understand
+from .lines.shapes import KEYS, Chat, Line, Text, Tokens, line_meant, shown_id
 from .targets.facts import TextSide
 
 NOT_SAMPLED = "not in the sample"
@@ -74,9 +75,7 @@ class Maker:
 
     def understood(self, line: InputLine) -> Line:
         """What the line means. Raises LeftOut where it means nothing, or is not in the asked sample."""
-        if line.fault is not None or line.value is None:
-            raise line.fault or LeftOut("not an object")
-        meant = understand(line.value)
+        meant = line_meant(line)
         share = self.config.sample
         if share is not None and content_share(meant.content) >= share:
             raise LeftOut(NOT_SAMPLED, f"--sample {share}")
@@ -155,13 +154,11 @@ class Maker:
 
 
 def new_outcome(line: InputLine) -> Outcome:
-    known = line.value.get("id") if line.value is not None else None
-    return Outcome(line.number, None if known is None else short(known), line.num_replaced)
+    return Outcome(line.number, shown_id(line), line.num_replaced)
 
 
 def digest(sample: CutSample) -> int:
-    hashed = hashlib.sha256(sample.ids.astype("<u4").tobytes() + sample.mask.astype(np.uint8).tobytes())
-    return int.from_bytes(hashed.digest()[:16], "little")
+    return int.from_bytes(content_sha256(sample.ids.astype("<u4"), sample.mask.view(np.uint8))[:16], "little")
 
 
 def content_share(content: Chat | Tokens | Text) -> float:

@@ -64,9 +64,13 @@ def tokens_crc(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
 
 
 def content(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
-    """What a sample is, in 64 bits: the first 8 bytes (little endian) of sha256 over ids and mask."""
-    digest = hashlib.sha256(token_ids.tobytes() + loss_mask.tobytes()).digest()
-    return int.from_bytes(digest[:8], "little")
+    """What a sample is, in 64 bits: the first 8 bytes (little endian) of `content_sha256`."""
+    return int.from_bytes(content_sha256(token_ids, loss_mask)[:8], "little")
+
+
+def content_sha256(token_ids: np.ndarray, loss_mask: np.ndarray) -> bytes:
+    """sha256 over the ids (u32, little endian), then the mask (u8, 0 or 1)."""
+    return hashlib.sha256(token_ids.tobytes() + loss_mask.tobytes()).digest()
 
 
 def is_sound(data: memoryview) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ... import UserError
 from ..lines.inputs import LeftOut
-from ..lines.shapes import Chat
+from ..lines.shapes import Chat, options_under
 from ..targets.facts import TextSide
 from .answers import Answer, find_answer
 from .encoding import Encoder
@@ -149,14 +149,10 @@ class ChatRenderer:
         return Renders(self.template, chat, options), self.habits[key]
 
     def options_of(self, chat: Chat) -> dict[str, Any]:
-        """The line's own options over those of the run. Raises LeftOut where the two contradict each other."""
-        for name, value in chat.options.items():
-            if name in OWN_OPTIONS:
-                raise LeftOut("reserved template option", f"{name} = {value!r}")
-            if name in self.options and self.options[name] != value:
-                detail = f"{name} is {value!r} in the line and {self.options[name]!r} for the run"
-                raise LeftOut("template options disagree", detail)
-        return {**self.options, **chat.options}
+        """The line's own options over those of the run. Raises LeftOut for reserved ones and where the two disagree."""
+        if taken := next((name for name in chat.options if name in OWN_OPTIONS), None):
+            raise LeftOut("reserved template option", f"{taken} = {chat.options[taken]!r}")
+        return options_under(self.options, chat.options)
 
     def answers(
         self, renders: Renders, habits: Habits, turns: list[int], faults: dict[int, LeftOut]

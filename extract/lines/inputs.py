@@ -199,6 +199,11 @@ def source_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def sources_facts(sources: Sequence[Path]) -> list[dict[str, str]]:
+    """What tells the inputs of a run from any others: short names and contents, in their order."""
+    return [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)]
+
+
 def chunks(path: Path, keys: Collection[str] | None = None) -> Iterator[Chunk]:
     """One source in chunks of about 1 MiB of text or at most 256 rows; of Parquet only the columns `keys`.
 

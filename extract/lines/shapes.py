@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..origins import ORIGINS, is_origin
-from .json_lines import LeftOut
+from .json_lines import InputLine, LeftOut
 from .messages import MEDIA_KEYS, Message, as_message, from_json_text, join_calls, media_of, short, tools_of
 from .token_lines import TOKEN_KEYS, Tokens, tokens_of
 
@@ -61,6 +61,28 @@ class Line:
     split: str | None
     task: str
     origin: str | None
+
+
+def line_meant(line: InputLine) -> Line:
+    """What a line that was read means. Raises LeftOut where it could not be read, or means nothing."""
+    if line.fault is not None or line.value is None:
+        raise line.fault or LeftOut("not an object")
+    return understand(line.value)
+
+
+def shown_id(line: InputLine) -> str | None:
+    """The line's own id as text, for the user's eyes: it identifies nothing."""
+    known = line.value.get("id") if line.value is not None else None
+    return None if known is None else short(known)
+
+
+def options_under(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A line's own template options over those of the run. Raises LeftOut where the two contradict each other."""
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            detail = f"{name} is {value!r} in the line and {given[name]!r} for the run"
+            raise LeftOut("template options disagree", detail)
+    return {**given, **own}
 
 
 def understand(value: dict[str, Any]) -> Line:

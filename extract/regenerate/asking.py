@@ -10,8 +10,8 @@ from typing import Any
 
 from ...progress import say
 from ..lines.json_lines import InputLine, LeftOut
-from ..lines.messages import Message, short
-from ..lines.shapes import Chat, Line, understand
+from ..lines.messages import Message
+from ..lines.shapes import Chat, Line, line_meant, options_under, shown_id
 from ..origins import target_origin
 from .client import Client
 from .config import RegenerateConfig
@@ -80,9 +80,7 @@ class Asker:
                 if self.journal.has(source, line.number):
                     continue
                 try:
-                    if line.fault is not None or line.value is None:
-                        raise line.fault or LeftOut("not an object")
-                    meant = understand(line.value)
+                    meant = line_meant(line)
                     return source, line, meant, self.chat_of(meant)
                 except LeftOut as fault:
                     self.leave_out(source, line, "skipped", fault.reason, fault.detail)
@@ -92,13 +90,7 @@ class Asker:
         """The chat of a line under all its template options. Raises LeftOut where there is none to ask."""
         if not isinstance(meant.content, Chat):
             raise LeftOut(f"{type(meant.content).__name__.lower()}, no chat", "only chats are sent to a server")
-        options = {**self.config.template, **meant.content.options}
-        if strange := [key for key, value in self.config.template.items() if options[key] != value]:
-            raise LeftOut(
-                "template options disagree",
-                f"{strange[0]} is {short(options[strange[0]])} here, template.{strange[0]} is "
-                f"{short(self.config.template[strange[0]])}",
-            )
+        options = options_under(self.config.template, meant.content.options)
         return Chat(meant.content.messages, meant.content.tools, options)
 
     async def answer(self, source: int, line: InputLine, meant: Line, chat: Chat) -> None:
@@ -167,11 +159,10 @@ class Asker:
         self.write(source, line, "answered", {"row": row, "counts": counts})
 
     def leave_out(self, source: int, line: InputLine, outcome: str, reason: str, detail: str) -> None:
-        known = (line.value or {}).get("id")
         row = {
             "source": self.names[source],
             "line": line.number,
-            "id": known if known is None else short(known),
+            "id": shown_id(line),
             "outcome": outcome,
             "reason": reason,
             "detail": detail,

@@ -16,7 +16,7 @@ from ... import UserError
 from ...progress import bar
 from ...store.files import FolderLock, make_folder, storage_error
 from ..data import first_difference
-from ..lines.inputs import check_formats, chunks, opened_sources, read_lines, short_names, source_sha256
+from ..lines.inputs import check_formats, chunks, opened_sources, read_lines, short_names, sources_facts
 from ..lines.messages import short
 from ..lines.shapes import KEYS
 from ..origins import target_origin
@@ -104,7 +104,7 @@ def facts_of(config: RegenerateConfig, sources: Sequence[Path]) -> dict[str, Any
         "extra": dict(config.extra),
         "send_thoughts": config.send_thoughts,
         "limit": config.limit,
-        "sources": [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)],
+        "sources": sources_facts(sources),
     }
 
 
