@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import UserError
 from ...store.samples import SampleTable, eligible_anchors, recorded_length
+from ...store.tokens_file import TEXT_COLUMNS
 from ..data import Data, read_data
 from ..targets.facts import TextSide, read_text_side
 from .tokens import Piece, Run, Spelling, one_line, runs_of, text_of, visible
@@ -55,7 +56,7 @@ class Shown:
 
     def samples(self) -> Iterator[ShownSample]:
         spelling = Spelling(self.side.tokenizer)
-        columns = {name: self.table.codes(name) for name in ("split", "task", "source", "origin")}
+        columns = {name: self.table.codes(name) for name in TEXT_COLUMNS}
         lines = self.table.column("source_line")
         for row in self.rows:
             ids, mask = self.table.tokens(row)
