@@ -131,8 +131,10 @@ def exam_rows(out: Path) -> list[Row]:
     return [
         ("acceptance length before", before["acceptance_length"], tokens),
         ("acceptance length after", after["acceptance_length"], tokens),
+        ("acceptance length after, mean over cycles", after["acceptance_length_cycles"], tokens),
         ("acceptance length before (offline walk)", exams[0]["acceptance_length"], tokens),
         ("acceptance length after (offline walk)", exams[-1]["acceptance_length"], tokens),
+        ("acceptance length after, mean over cycles (offline walk)", exams[-1]["acceptance_length_cycles"], tokens),
         ("equal answers before", before["num_equal"] / before["num_prompts"], "share"),
         ("equal answers after", after["num_equal"] / after["num_prompts"], "share"),
         ("largest logit gap of an unequal answer after", max(gaps, default=None), "logits"),
@@ -204,7 +206,7 @@ def main() -> None:
     rows = [row for row in exam_rows(out) + cost_rows(out, journal.seconds) if row[1] is not None]
     print()
     for name, value, unit in rows:
-        print(f"{name:46} {value:14,.3f} {unit}")
+        print(f"{name:57} {value:14,.3f} {unit}")
     plain = [{"name": name, "value": round(value or 0.0, 4), "unit": unit} for name, value, unit in rows]
     print(json.dumps({"bench": "smollm2_drafter", "rows": plain}))
 
