@@ -1,26 +1,23 @@
 """The front door: one thin click command per thing a user can do.
 
-Options are made from the rooms' config dataclasses (`settings.setting(..., flag=...)`), so
-that a field's name, text and default have one owner. Only click is imported at the top;
-a command imports its room when it runs, which keeps `--help` fast.
+Options are made from the rooms' config dataclasses by `options`. Only click is imported at the
+top; a command imports its room when it runs, which keeps `--help` fast.
 """
 
-import dataclasses
 import os
 import sys
-import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 import click
 
 from . import UserError, __version__
+from .options import options_of, resolved
 
 Builder = Callable[[], click.Command]
-DEFAULT_FILE = "dflash.toml"
 SAMPLES_IN_HTML = 20
 
 
@@ -29,16 +26,17 @@ def prepare() -> click.Command:
 
     def run(chats: tuple[str, ...], **given: Any) -> None:
         from .extract.prepare import prepare
+        from .extract.show.html import require_page_path, show_html
 
         config = resolved(PrepareConfig, "prepare", given)
+        if config.html is not None:
+            require_page_path(Path(config.html), Path(config.out))
         click.echo(prepare(config, chats).text())
         if config.show:
             from .extract.show.show import show
 
             click.echo("\n" + show(Path(config.out), config.show), color=True)
         if config.html is not None:
-            from .extract.show.html import show_html
-
             show_html(Path(config.out), config.show or SAMPLES_IN_HTML, Path(config.html))
             click.echo(f"samples to look at in {config.html}")
 
@@ -112,6 +110,8 @@ def verify() -> click.Command:
 def inspect() -> click.Command:
     def run(folder: str, png: str | None) -> None:
         path = Path(folder)
+        if png is not None:
+            require_picture_path(Path(png))
         if (path / "run.json").is_file():
             from .train.summary import describe_run
 
@@ -130,6 +130,15 @@ def inspect() -> click.Command:
 
     png = click.Option(["--png"], metavar="FILE", help="draw the lengths of a store's samples into this file")
     return made("inspect", run, None, [click.Argument(["folder"]), png])
+
+
+def require_picture_path(path: Path) -> None:
+    """Raises UserError unless a picture can be written here. Tries it, before a store is read; leaves nothing."""
+    from .store.files import NewFile
+
+    if path.is_dir():
+        raise UserError(f"--png {str(path)!r} is a folder", "a file for the picture", "name a file, like lengths.png")
+    NewFile(path).abort()
 
 
 def recode() -> click.Command:
@@ -251,71 +260,14 @@ def dflash() -> None:
 def made(
     name: str, run: Callable[..., None], config_class: type | None, arguments: Sequence[click.Parameter] = ()
 ) -> click.Command:
-    """A click command whose options are the flagged fields of a config class."""
-    params: list[click.Parameter] = [*arguments]
-    if config_class is not None:
-        params += options_of(config_class)
-        params.append(
-            click.Option(
-                ["--config"],
-                metavar="FILE",
-                help=f"TOML file with a table [{table_name(name)}]; default: {DEFAULT_FILE} where it exists",
-            )
-        )
-        params.append(
-            click.Option(
-                ["--set"],
-                multiple=True,
-                metavar="FIELD=VALUE",
-                help="any field of the config, like --set optim.clip=0.5; may be repeated",
-            )
-        )
+    """A click command with these arguments, and the options of a config class."""
+    params = [*arguments, *(options_of(config_class, table_name(name)) if config_class is not None else [])]
     return click.Command(name, callback=run, params=params, help=COMMANDS[name][1])
 
 
 def table_name(command: str) -> str:
+    """The table of a config file that a command reads."""
     return "extract" if command == "plan" else command
-
-
-def options_of(config_class: type, prefix: str = "") -> list[click.Option]:
-    """One option for every field that names a flag, sections included."""
-    found: list[click.Option] = []
-    hints = get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            found += options_of(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        elif field.metadata.get("flag"):
-            found.append(option(field, hint, prefix + field.name))
-    return found
-
-
-def option(field: "dataclasses.Field[Any]", hint: Any, path: str) -> click.Option:
-    kinds = [
-        k for k in (get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)) if k is not type(None)
-    ]
-    text = field.metadata["text"]
-    if field.default not in (None, dataclasses.MISSING) and "default" not in text:
-        text += f"  [default: {'on' if field.default is True else 'off' if field.default is False else field.default}]"
-    names = [field.metadata["flag"], path.replace(".", "__")]
-    if kinds == [bool]:
-        return click.Option(names, is_flag=True, default=None, help=text)
-    shown = {int: (click.INT, "N"), float: (click.FLOAT, "X")}.get(kinds[0], (click.STRING, "TEXT"))
-    return click.Option(names, type=shown[0], metavar=shown[1], default=None, help=text)
-
-
-def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
-    """Defaults, then the config file, then the options, then --set."""
-    from . import settings
-
-    file, overrides = given.pop("config"), given.pop("set")
-    if file is None and Path(DEFAULT_FILE).is_file():
-        click.echo(f"settings from {DEFAULT_FILE}", err=True)
-        file = DEFAULT_FILE
-    options = {key.replace("__", "."): value for key, value in given.items()}
-    return settings.resolve(
-        config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options
-    )
 
 
 def fail(error: UserError) -> NoReturn:

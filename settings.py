@@ -8,17 +8,22 @@ serves the command line, the printed config and the documentation alike.
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import shlex
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from . import UserError
 
 INTEGER = re.compile(r"-?[0-9]+")
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+NOT_IN_TOML = re.compile(r"[\x7f\ud800-\udfff]")  # characters that JSON's strings may hold as they are
 # The tables of a config file, one a command.
 TABLES = ("prepare", "regenerate", "extract", "recode", "train", "evaluate", "export", "demo")
 T = TypeVar("T")
@@ -67,7 +72,7 @@ def resolve(
             raise UserError(
                 f"--set {override!r} holds no '='", "--set field=value or --set section.field=value", "add the value"
             )
-        values[key.strip()] = parse_text(text.strip())
+        values[key.strip()] = Typed(text.strip())
     return build(config_class, values, "")
 
 
@@ -107,12 +112,24 @@ def is_section(config_class: type, field_name: str) -> bool:
     return dataclasses.is_dataclass(get_type_hints(config_class).get(field_name))
 
 
-def parse_text(text: str) -> Any:
-    """A value typed after `--set`: TOML where it parses, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A value as typed after `--set`: what it means is for the field's type to say."""
+
+    text: str
+
+    def parsed(self) -> Any:
+        """TOML where it parses to one value, else the text itself."""
+        try:
+            found = tomllib.loads(f"value = {self.text}")
+        except tomllib.TOMLDecodeError:
+            return self.text
+        return found["value"] if len(found) == 1 else self.text
+
+    def meant(self, kinds: Iterable[Any]) -> Any:
+        """The parsed value; for a text field the text as typed, or what stands between TOML's quotes."""
+        parsed = self.parsed()
+        return self.text if str in kinds and not isinstance(parsed, str) else parsed
 
 
 def build(config_class: type[Config], values: Mapping[str, Any], prefix: str) -> Config:
@@ -133,7 +150,8 @@ def build(config_class: type[Config], values: Mapping[str, Any], prefix: str) ->
                 raise UserError(f"{prefix + head!r} is a section", f"{prefix + head}.field=value", "name a field of it")
             nested.setdefault(head, {})[rest] = value
         elif dot:
-            own.setdefault(head, {})
+            whole = own.get(head, {})
+            own[head] = whole.parsed() if isinstance(whole, Typed) else whole
             if not isinstance(own[head], dict):
                 raise UserError(f"{prefix + head!r} has no parts", f"{prefix + head}=value", "drop the part")
             own[head] = {**own[head], rest: value}
@@ -145,8 +163,10 @@ def build(config_class: type[Config], values: Mapping[str, Any], prefix: str) ->
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
-    """Checks a value against its field's type; accepts int for float and lists for tuples."""
+    """Checks a value against its field's type; accepts int for float, lists for tuples, numbers and dates for text."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if isinstance(value, Typed):
+        value = value.meant(kinds)
     if type(None) in kinds and value in (None, "none"):
         return None
     for kind in kinds:
@@ -161,10 +181,32 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             return value
         elif origin is str and is_number(value, (int, float)):
             return str(value)
-        elif origin in (bool, str, dict) and isinstance(value, origin):
+        elif origin is str and isinstance(value, (date, time)):
+            return value.isoformat()
+        elif origin is dict and isinstance(value, dict):
+            return plain(value)
+        elif origin in (bool, str) and isinstance(value, origin):
             return value
     wanted = " or ".join("none" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
     raise UserError(f"{name} = {value!r} is a {type(value).__name__}", f"{wanted}", f"give {name} another value")
+
+
+def plain(value: Any) -> Any:
+    """A free value in JSON's own types; dates and the numbers that JSON cannot write become text."""
+    if isinstance(value, Typed):
+        parsed = value.parsed()
+        return value.text if is_outside_json(parsed) else plain(parsed)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    return str(value) if is_outside_json(value) else value
+
+
+def is_outside_json(value: Any) -> bool:
+    return isinstance(value, (date, time)) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def is_number(value: Any, kinds: tuple[type, ...]) -> bool:
@@ -218,15 +260,28 @@ def as_toml(config: Any, name: str) -> str:
         for key, value in values.items():
             if isinstance(value, dict):
                 inner = get_type_hints(config_class)[key] if config_class and is_section(config_class, key) else None
-                later.append((f"{path}.{key}", value, inner))
+                later.append((f"{path}.{toml_key(key)}", value, inner))
             elif value is not None:
-                lines.append(f"{key} = {json.dumps(value)}")
+                lines.append(f"{toml_key(key)} = {toml(value)}")
         for inner_path, value, inner in later:
             lines.append("")
             table(value, inner_path, inner)
 
     table(as_dict(config), name, type(config))
     return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return NOT_IN_TOML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def toml_key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else toml(key)
 
 
 def require(ok: bool, name: str, value: Any, rule: str) -> None:

@@ -11,7 +11,7 @@ from ..threads import cpu_threads
 from .collect import Collector
 from .devices import num_cuda_devices
 from .lines.inputs import Chunk, LeftOut, lines_in
-from .lines.shapes import KEYS, Chat, Line
+from .lines.shapes import KEYS, Chat, Line, Tokens
 from .origins import GREEDY
 from .responses import answer_prompts
 from .work import Maker, Outcome, new_outcome
@@ -65,7 +65,7 @@ def answer(chunks: Iterator[Chunk], maker: Maker, collector: Collector) -> None:
                 target,
                 [one.prompt for one in open_ones if one.prompt is not None],
                 eos_ids=maker.side.eos_ids,
-                max_new_tokens=config.max_new_tokens,
+                max_new_tokens=config.answer_tokens,
                 longest=maker.longest,
                 token_budget=config.token_budget,
                 bar=shown,
@@ -96,4 +96,6 @@ def questions(chunks: Iterator[Chunk], maker: Maker) -> Iterator[Question]:
 
 
 def has_answer(line: Line) -> bool:
+    if isinstance(line.content, Tokens):
+        return bool(line.content.mask.any())
     return isinstance(line.content, Chat) and line.content.messages[-1]["role"] == "assistant"

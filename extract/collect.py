@@ -73,6 +73,7 @@ class Collector:
         self.counts.lines_used += 1
         self.counts.samples_left_out += found.samples_left_out
         self.counts.turns_left_out += found.turns_left_out
+        self.counts.options_unread += found.has_unread_options
 
     def write(self, source: Path, found: Outcome, sample: CutSample) -> None:
         self.writer.add(
@@ -97,8 +98,13 @@ class Collector:
         self.rejected.add(name, found.number, found.name, fault)
         self.counts.add_left_out(name, found.number, fault)
         if self.config.strict and fault.reason not in WANTED:
-            raise UserError(
-                f"line {found.number} of {name} cannot be used: {fault.reason} ({fault.detail[:200]})",
-                "every input line to give a sample, as --strict asks",
-                "mend the line, or run without --strict, which leaves it out and counts it",
-            )
+            raise cannot_be_used(name, found.number, fault.reason, fault.detail)
+
+
+def cannot_be_used(source: str, line: int, reason: str, detail: str) -> UserError:
+    """What --strict says of a line that was left out."""
+    return UserError(
+        f"line {line} of {source} cannot be used: {reason} ({detail[:200]})",
+        "every input line to give a sample, as --strict asks",
+        "mend the line, or run without --strict, which leaves it out and counts it",
+    )

@@ -1,10 +1,11 @@
 """The settings of `prepare`, `plan` and `extract`. Light: imports nothing heavy."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from typing import Any
 
+from .. import UserError
 from ..settings import require, setting
 from .origins import ELSEWHERE, ORIGINS, is_origin
 
@@ -21,7 +22,9 @@ class PrepareConfig:
     max_length: int = setting(
         8192, "longest sample, tokens; what becomes of longer ones is said by 'long'", flag="--max-length"
     )
-    max_new_tokens: int = setting(512, "longest answer with --responses target, tokens", flag="--max-new-tokens")
+    max_new_tokens: int | None = setting(
+        None, "longest answer with --responses target, tokens; default: 512", flag="--max-new-tokens"
+    )
     split: float = setting(
         0.98, "share of samples to train on, by content hash; a 'split' field in the input wins", flag="--split"
     )
@@ -61,7 +64,8 @@ class PrepareConfig:
             "auto, cpu, cuda or cuda:N",
         )
         require(self.max_length >= 2, "max_length", self.max_length, "at least 2 tokens")
-        require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
+        new = self.max_new_tokens
+        require(new is None or new >= 1, "max_new_tokens", new, "at least 1 token")
         require(0 < self.split <= 1, "split", self.split, "a share above 0, up to 1")
         require(self.sample is None or 0 < self.sample <= 1, "sample", self.sample, "a share above 0, up to 1")
         require(self.turns in ("auto", "each", "last"), "turns", self.turns, "'auto', 'each' or 'last'")
@@ -76,6 +80,32 @@ class PrepareConfig:
         require(self.min_trained >= 1, "min_trained", self.min_trained, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        self.require_settings_of_its_own()
+
+    def require_settings_of_its_own(self) -> None:
+        """Raises UserError for a setting that only the other kind of responses reads."""
+        other = "target" if self.responses == "given" else "given"
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in READ_WITH[other] and value != one.default:
+                raise UserError(
+                    f"{one.name} = {value!r} does nothing with --responses {self.responses}",
+                    f"settings that are read there; {one.name} is read with --responses {other}",
+                    f"drop {one.name}, or give --responses {other}",
+                )
+
+    @property
+    def answer_tokens(self) -> int:
+        """Most tokens of an answer that the target writes."""
+        return 512 if self.max_new_tokens is None else self.max_new_tokens
+
+
+READ_WITH = {
+    "given": ("turns", "long", "origin", "processes", "stall_s"),
+    "target": ("max_new_tokens", "device", "dtype", "token_budget"),
+}
+"""Settings that one kind of responses reads alone: the target answers the last question of a line, within max_length,
+in this process; given answers need no target."""
 
 
 def is_date(text: object) -> bool:

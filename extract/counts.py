@@ -38,6 +38,8 @@ class Counts:
     """Answers of the target that met the limit before an eos."""
     answers_replaced: int = 0
     """Given answers that the target's own replaced."""
+    options_unread: int = 0
+    """Used lines with template options of their own that the template does not read."""
     replaced_surrogates: int = 0
     """Lone surrogates that became U+FFFD."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -104,9 +106,10 @@ class PrepareReport:
             ("cut", "samples cut at the longest length"),
             ("answers_cut", "answers cut at the limit of new tokens"),
             ("answers_replaced", "given answers replaced by the target's own"),
+            ("options_unread", "lines with template options that the template does not read"),
             ("replaced_surrogates", "lone surrogates replaced by U+FFFD"),
         ):
-            if c[name]:
+            if c.get(name):
                 lines.append(f"  {c[name]:,} {text}")
         folder = quote(str(self.folder))
         lines += self.lengths

@@ -21,11 +21,16 @@ class LengthRules:
 
 @dataclass(frozen=True, slots=True)
 class Uncut:
-    """ids [S] and mask [S] of a line that was tokenized before, as lists or arrays; where answers end is not known."""
+    """ids [S] and mask [S] of a line that was tokenized before, as lists or arrays."""
 
     ids: Sequence[int] | np.ndarray
     mask: Sequence[bool] | np.ndarray
-    ends: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> list[int]:
+        """The number of tokens up to the end of each run that is trained on: of such a line, its answers."""
+        trained = np.asarray(self.mask, dtype=bool)  # [S]
+        return (np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1).tolist()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from .. import UserError
 from ..progress import bar
 from ..store.samples import SampleTable, SampleWriter
 from .answering import answer, chosen_device
-from .collect import Collector
+from .chats.templates import ChatTemplate
+from .collect import WANTED, Collector, cannot_be_used
 from .config import PrepareConfig
 from .counts import Counts, PrepareReport
 from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, write_data
@@ -24,7 +25,7 @@ from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_na
 from .lines.messages import short
 from .lines.shapes import KEYS
 from .pool import num_processes, run_pool
-from .rejected import RejectedWriter
+from .rejected import REJECTED_NAME, RejectedWriter, rejected_rows
 from .targets.facts import TextSide, read_facts, read_text_side
 from .work import Maker
 
@@ -43,10 +44,13 @@ def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
         check_formats(sources)
         folder = Path(config.out)
         there = find_data(folder)
+        require_read_by_template(config, side)
         facts = identity(config, side, sources)
         facts["date"] = template_date(config, side, there)
         if there:
             require_same_facts(folder, there.facts, facts)
+            if config.strict:
+                require_all_used(folder, there)
             return report_of(folder, there, is_new=False)
         counts = Counts(sources=dict.fromkeys(short_names(sources), 0))
         with filled_aside(folder) as aside:
@@ -105,7 +109,7 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
         target = read_facts(config.target, config.dtype, chosen_device(config.device))
         responses |= {
             "decoding": "greedy",
-            "max_new_tokens": config.max_new_tokens,
+            "max_new_tokens": config.answer_tokens,
             "dtype": target.dtype,
             "weights_sha256": target.weights_sha256,
         }
@@ -126,9 +130,40 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
     }
 
 
+def require_read_by_template(config: PrepareConfig, side: TextSide) -> None:
+    """Raises UserError for a setting of the chat template that the target's does not read."""
+    if config.template:
+        ChatTemplate(side.tokenizer).require_read(config.template, side.name)
+    if config.date is not None and not prints_date(side):
+        raise UserError(
+            f"date = {config.date!r}, but the chat template of target {side.name!r} prints no date",
+            "a date for templates that print one (strftime_now)",
+            "drop date",
+        )
+
+
+def require_all_used(folder: Path, there: Data) -> None:
+    """What --strict asks, of a folder that is there: raises what the run that filled it would have raised."""
+    if set(there.report["left_out"]) <= set(WANTED):
+        return
+    try:
+        first = next(row for row in rejected_rows(folder) if row["reason"] not in WANTED)
+    except (OSError, ValueError, StopIteration) as error:
+        raise UserError(
+            f"{str(folder / REJECTED_NAME)!r} does not name the lines that were left out: {short(str(error))}",
+            "the list of a complete folder",
+            "prepare the data again",
+        ) from error
+    raise cannot_be_used(str(first["source"]), int(first["line"]), str(first["reason"]), str(first["detail"]))
+
+
+def prints_date(side: TextSide) -> bool:
+    return "strftime_now" in str(getattr(side.tokenizer, "chat_template", None))
+
+
 def template_date(config: PrepareConfig, side: TextSide, there: Data | None) -> str | None:
     """The date that the template prints, None for one that prints none; a folder that is there keeps its own."""
-    if "strftime_now" not in str(getattr(side.tokenizer, "chat_template", None)):
+    if not prints_date(side):
         return None
     return config.date or (there.facts.get("date") if there else None) or date.today().isoformat()
 

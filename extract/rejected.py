@@ -1,7 +1,9 @@
 """rejected.parquet: every input line that gave no sample, with its place and why."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,6 +54,13 @@ class RejectedWriter:
         self.writer.close()
 
 
-def read_rejected(folder: Path) -> list[dict[str, object]]:
-    """The rows of a DATA folder's list, in the order of the input."""
-    return pq.read_table(folder / REJECTED_NAME).to_pylist()
+def rejected_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a DATA folder's list, in the order of the input. Raises OSError or ValueError where it is broken."""
+    with pq.ParquetFile(folder / REJECTED_NAME) as file:
+        for batch in file.iter_batches(ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+
+
+def read_rejected(folder: Path) -> list[dict[str, Any]]:
+    """All of those rows at once."""
+    return list(rejected_rows(folder))

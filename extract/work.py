@@ -16,7 +16,7 @@ import numpy as np
 
 from ..store.tokens_file import content_sha256
 from .chats.chat import ChatRenderer, Sample
-from .chats.plain_text import plain_sample
+from .chats.plain_text import plain_ids, plain_sample
 from .config import PrepareConfig
 from .cutting import CutSample, LengthRules, Uncut, cut
 from .lines.inputs import Chunk, InputLine, LeftOut, lines_in
@@ -45,6 +45,8 @@ class Outcome:
     samples_left_out: Counter[str] = field(default_factory=Counter)
     """Samples of a used line that were not kept, by reason."""
     turns_left_out: Counter[str] = field(default_factory=Counter)
+    has_unread_options: bool = False
+    """True where the template does not read a template option of the line's own."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,10 @@ class Maker:
     longest: int
     date: str | None = None
     renderer: ChatRenderer | None = None
+    special: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.special = frozenset(self.side.special_ids)
 
     def make(self, chunk: Chunk) -> list[Outcome]:
         """One outcome for every input line of the chunk, in order."""
@@ -102,7 +108,7 @@ class Maker:
             trained = np.flatnonzero(content.mask)
             prompt = [int(token) for token in content.ids[: trained[0] if len(trained) else None]]
         elif isinstance(content, Text):
-            prompt = plain_sample(self.side, content.text).ids
+            prompt = plain_ids(self.side, content.text)[0]
         else:
             prompt = self.chats().question(content)
         if not prompt:
@@ -127,18 +133,34 @@ class Maker:
         if not found.samples:
             found.samples_left_out.clear()
             raise first_fault or LeftOut("no answer", "the line gives no sample")
-        found.split = line.split or self.split_of(samples[0])
+        found.split = line.split or self.split_of(line, samples[0])
         found.task, found.origin = line.task, line.origin or self.config.origin
+        if isinstance(line.content, Chat) and line.content.options:
+            found.has_unread_options = bool(self.chats().template.unread(line.content.options, line.content.tools))
 
-    def split_of(self, first: Sample | Uncut) -> str:
-        """By sha256 of the prompt ids of the line's first sample; of all ids where it has no prompt.
+    def split_of(self, line: Line, first: Sample | Uncut) -> str:
+        """By sha256 of the prompt ids of the line's first sample; of all its ids where they hold no prompt.
 
-        So all samples of a line, and all lines that ask the same, are on one side.
+        So all samples of a line, and all lines that ask the same, are on one side, and lines that ask nothing are
+        spread by what they say, not by a token that they all begin with.
         """
         trained = np.flatnonzero(first.mask)
-        start = int(trained[0]) if len(trained) and trained[0] else len(first.ids)
+        start = int(trained[0]) if len(trained) else 0
+        if not start or not self.is_prompt(line, first.ids[:start]):
+            start = len(first.ids)
         hashed = hashlib.sha256(np.array(first.ids[:start], dtype="<u4").tobytes()).digest()
         return "heldout" if share_of(hashed) >= self.config.split else "train"
+
+    def is_prompt(self, line: Line, before: Any) -> bool:
+        """True where the ids before the first trained one ask for it, and are not the opening of a plain text.
+
+        Of ready ids that opening is a single token, or special tokens alone.
+        """
+        if isinstance(line.content, Text):
+            return self.config.responses == "target"
+        if isinstance(line.content, Tokens):
+            return len(before) > 1 and not all(int(token) in self.special for token in before)
+        return True
 
     def check_ids(self, ids: Any) -> None:
         lowest, highest = int(np.min(ids)), int(np.max(ids))

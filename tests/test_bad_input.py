@@ -51,6 +51,16 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
         ("prepare chats.jsonl --target no-such-model --out new", "no-such-model"),
         ("prepare chats.jsonl --target tiny --max-length 64", "max_length"),
         ("prepare chats.jsonl --target tiny --out new --set device=gpu", "device = 'gpu'"),
+        ("prepare chats.jsonl --target tiny --out new --set date=2026-01-31", "date = '2026-01-31'"),
+        ("prepare chats.jsonl --target tiny --out new --set template.thinking=on", "template.thinking = 'on'"),
+        ("prepare chats.jsonl --target tiny --out new --max-new-tokens 9", "max_new_tokens = 9"),
+        ("prepare chats.jsonl --target tiny --out new --responses target --turns each", "turns = 'each'"),
+        ("prepare chats.jsonl --target tiny --out new --html nowhere/x.html", "nowhere/x.html"),
+        ("prepare chats.jsonl --target tiny --out new --html new", "new"),
+        ("prepare chats.jsonl --target tiny --out new --html data", "data"),
+        ("prepare chats.jsonl --target tiny --out new --html chats.jsonl", "chats.jsonl"),
+        ("inspect store --png nowhere/x.png", "nowhere/x.png"),
+        ("inspect store --png data", "data"),
         ("extract --data chats.jsonl --store new", "chats.jsonl"),
         ("extract --store new --taps 1,9", "9"),
         ("extract --store new --taps 1,1", "1"),
@@ -91,6 +101,16 @@ def test_three_lines_and_nothing_changed(
     assert expected.startswith("expected: ")
     assert advice.startswith("to do: ")
     assert tree(house) == before
+
+
+@pytest.mark.parametrize("png", ["nowhere/x.png", "data"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_told(
+    house: Path, png: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(house)
+    with pytest.raises(SystemExit):
+        main(["inspect", "store", "--png", png])
+    assert capfd.readouterr().out == ""
 
 
 def test_a_store_of_another_target_is_refused(house: Path, tmp_path: Path) -> None:

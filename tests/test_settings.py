@@ -47,6 +47,48 @@ def test_a_number_is_text_where_text_is_wanted() -> None:
     assert resolve(Outer, name="x", overrides=["name=600"]).name == "600"
 
 
+TYPED = ["2026-01-31", "2026-01-31T10:20:30Z", "10:20", "1_000", "0x10", "1e5", "+5", "007", "inf", "nan"]
+TYPED += ["true", "[1]", "{a = 1}", "1 # one", "a b", "", '"', "1\nb = 2", '"a"\nb = 2', "\u00e9"]
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_a_text_field_gets_what_was_typed(text: str) -> None:
+    assert resolve(Outer, name="x", overrides=[f"name={text}"]).name == text
+
+
+@pytest.mark.parametrize("text", ['"2026-01-31"', "'2026-01-31'"])
+def test_quotes_are_not_part_of_a_text(text: str) -> None:
+    assert resolve(Outer, name="x", overrides=[f"name={text}"]).name == "2026-01-31"
+
+
+def test_a_date_and_a_time_of_a_file_are_text(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    for written, text in (
+        ("2026-01-31", "2026-01-31"),
+        ("2026-01-31 10:20:30", "2026-01-31T10:20:30"),
+        ("10:20:30", "10:20:30"),
+    ):
+        file.write_text(f"[train]\nname = {written}\nfree = {{ day = {written}, days = [{written}], most = inf }}\n")
+        got = resolve(Outer, name="train", file=file)
+        assert (got.name, got.free) == (text, {"day": text, "days": [text], "most": "inf"})
+    file.write_text("[prepare]\ndate = 2026-01-31\n")
+    assert resolve(PrepareConfig, name="prepare", file=file).date == "2026-01-31"
+
+
+def test_numbers_are_read_as_toml_writes_them() -> None:
+    got = resolve(Outer, name="x", overrides=["rate=1_000", "inner.width=0x10", "inner.taps=+7"])
+    assert (got.rate, got.inner) == (1000.0, Inner(width=16, taps=(7,)))
+
+
+def test_a_free_dict_gets_json_types_and_else_what_was_typed() -> None:
+    typed = {"day": "2026-01-31", "at": "10:20", "most": "inf", "n": "0x10", "word": "high", "q": '"1"', "l": "[1]"}
+    got = resolve(Outer, name="x", overrides=[f"free.{name}={text}" for name, text in typed.items()])
+    assert got.free == {**typed, "n": 16, "q": "1", "l": [1]}
+    assert digest(got) == digest(resolve(Outer, name="x", overrides=[f"free.{n}={t}" for n, t in typed.items()]))
+    whole = resolve(Outer, name="x", overrides=["free={a = 1, day = 2026-01-31}", "free.b=2"])
+    assert whole.free == {"a": 1, "day": "2026-01-31", "b": 2}
+
+
 def test_free_dicts_take_parts() -> None:
     assert resolve(Outer, name="x", overrides=["free.thinking=false", "free.effort=high"]).free == {
         "thinking": False,
@@ -97,7 +139,13 @@ def test_what_is_no_number_is_no_tap(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [TrainConfig(), ExtractConfig(taps=(3, 1)), PrepareConfig(template={"thinking": True})]
+    "config",
+    [
+        TrainConfig(),
+        ExtractConfig(taps=(3, 1)),
+        PrepareConfig(template={"thinking": True}),
+        PrepareConfig(out='\U0001f600\x7f"\\', template={"a.b": 1, "c d": ["\u00e9", {"e": {"f g": 2}}], "h": {}}),
+    ],
 )
 def test_what_is_saved_reads_back_equal(config: Any, tmp_path: Path) -> None:
     (tmp_path / "saved.toml").write_text(as_toml(config, "run"))

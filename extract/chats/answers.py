@@ -15,17 +15,17 @@ import re
 from dataclasses import dataclass
 
 from ..lines.inputs import LeftOut
+from ..lines.messages import is_blank
 from ..lines.shapes import Message
+from .dropped_parts import DROPPED, check_calls, missing_part
 from .generation_marks import check_marks
 from .template_habits import Habits, made_by_template, with_thought_in_content
 from .templates import Renders, thought_of
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-THINK_MARK = re.compile(r"</?think>")
 OPENED = re.compile(r"<think>\s*\Z")
 CLOSED = re.compile(r"</think>\s*\Z")
 UNASKED = "not what the generation prompt asks for"
-DROPPED = "template drops part of the answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ def find_answer(renders: Renders, habits: Habits, turn: int, end_marks: tuple[st
             raise LeftOut(DROPPED, f"{missing[:80]!r} is not in what it makes of the turn")
         if text is None:
             raise LeftOut(UNASKED, f"the prompt ends with {before[-40:]!r}")
-    for call in message.get("tool_calls", []):
-        if call["function"]["name"] not in text:
-            raise LeftOut("template drops tool calls", call["function"]["name"])
+    if message.get("tool_calls"):
+        check_calls(renders, habits, turn, message, whole)
     made = 0 if thought_of(message) else made_by_template(habits, message, text)
     if spans is not None:
         start = len(whole) - len(rendered or visible(message["content"]).strip() + habits.closing)
@@ -129,18 +128,6 @@ def visible(content: str) -> str:
     return content.rpartition("</think>")[2]
 
 
-def missing_part(message: Message, text: str, habits: Habits) -> str | None:
-    """A part of the message that the template left out of its answer.
-
-    Templates that know no thoughts may leave out one that stands beside the content: their targets write none.
-    """
-    content = message["content"]
-    parts = [content]
-    if habits.is_thinking:
-        parts = [*(THINK_MARK.split(content) if "</think>" in content else parts), thought_of(message)]
-    return next((part.strip() for part in parts if part.strip() not in text), None)
-
-
 def check_answer(message: Message) -> None:
     """Raises LeftOut for a turn that says nothing: a tool call is an answer, a thought alone is none.
 
@@ -151,8 +138,9 @@ def check_answer(message: Message) -> None:
     if message.get("tool_calls"):
         return
     content = message["content"]
-    if not content.strip():
+    if is_blank(content):
         reason = "thought without an answer" if thought_of(message) else "empty answer"
         raise LeftOut(reason, f"content is {content[:40]!r}")
-    if not THOUGHT.sub("", content).strip() or ("<think>" not in content and content.rstrip().endswith("</think>")):
+    ends_thought = "</think>" in content and "<think>" not in content
+    if is_blank(THOUGHT.sub("", content)) or (ends_thought and is_blank(visible(content))):
         raise LeftOut("thought without an answer", f"content is {content[:40]!r}")

@@ -5,7 +5,8 @@ the tokens before it. For every assistant turn the chat before it is rendered wi
 generation prompt (the *prompt*, what a server would send), and the chat up to its end without;
 what the second adds to the first, up to and including the token that ends the turn, is the
 answer (`answers` says how that is had where templates render otherwise). Nothing is found by
-searching the text for marks, so marks typed by a user open nothing.
+searching the text for marks, so marks typed by a user open nothing; a turn whose own words hold
+one is left out (`control_marks`).
 
 What the template writes in the target's place is in the sample and not in the mask: an empty
 thought before an answer that holds none. Where a template closes a turn with nothing, as GLM's
@@ -30,6 +31,7 @@ from ..lines.inputs import LeftOut
 from ..lines.shapes import Chat, options_under
 from ..targets.facts import TextSide
 from .answers import Answer, find_answer
+from .control_marks import ControlMarks
 from .encoding import Encoder
 from .template_habits import Habits, read_habits
 from .templates import ChatTemplate, Renders
@@ -75,15 +77,17 @@ class ChatRenderer:
 
     `turns`: "auto" lets turns share a sample, "each" makes one sample of every assistant turn, "last" only of the
     last usable one. `now` is the date for templates that print one (`prints_date`), default the present.
-    Raises UserError when the tokenizer has no chat template, or an option is not the template's.
+    Raises UserError when the tokenizer has no chat template, or none but named ones, or an option is not the template's.
     """
 
     def __init__(
         self, side: TextSide, options: dict[str, Any], turns: str = "auto", now: datetime | None = None
     ) -> None:
-        if getattr(side.tokenizer, "chat_template", None) is None:
+        template = getattr(side.tokenizer, "chat_template", None)
+        if template is None or (isinstance(template, dict) and "default" not in template):
+            named = f" but {', '.join(sorted(template))}" if template else ""
             raise UserError(
-                f"the tokenizer of target {side.name!r} has no chat template",
+                f"the tokenizer of target {side.name!r} has no chat template{named}",
                 "a template (chat_template.jinja) for chats, or input lines with input_ids and loss_mask",
                 "add the template of the served model, or tokenize the chats yourself",
             )
@@ -101,6 +105,7 @@ class ChatRenderer:
         self.turns = turns
         self.stops = set(side.eos_ids)
         self.ends = self.stops | set(side.special_ids)
+        self.control_marks = ControlMarks(side, self.encoder)
         self.end_marks = tuple(self.encoder.decode([token]) for token in side.eos_ids)
         self.habits: dict[tuple[str, bool], Habits] = {}
         self.followers: dict[str, int | None] = {}
@@ -167,9 +172,11 @@ class ChatRenderer:
         texts = [text for answer in found for text in (answer.prompt, answer.prompt + answer.text)]
         encoded = self.encoder.encode_all(texts)
         for answer, prompt, joint in zip(found, encoded[::2], encoded[1::2]):
-            follower = habits.after_call if renders.messages[answer.turn].get("tool_calls") else habits.after_answer
+            message = renders.messages[answer.turn]
+            follower = habits.after_call if message.get("tool_calls") else habits.after_answer
             try:
                 ids = self.up_to_end(answer, prompt, joint, follower, habits.closing)
+                self.control_marks.check(message, ids, answer.text)
             except LeftOut as fault:
                 faults[answer.turn] = fault
                 continue

@@ -12,8 +12,11 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 
+from ... import UserError
 from ..lines.inputs import LeftOut
+from ..lines.messages import is_blank
 from ..lines.shapes import Chat, Message
 
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -27,6 +30,8 @@ TEMPLATE_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
+NO_OPTIONS = {"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"}
+"""Names that a template is given by whoever renders a chat."""
 Span = tuple[int, int]
 """Characters [start, stop) of a rendered text."""
 
@@ -38,6 +43,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.now = now or datetime.now()
         self.sources: dict[bool, str] = {}
+        self.reads: dict[bool, set[str]] = {}
 
     def source(self, tools: Sequence[Any] | None) -> str:
         """The template's text; a tokenizer may hold one of its own for chats with tools."""
@@ -49,6 +55,38 @@ class ChatTemplate:
     def has_marks(self, tools: Sequence[Any] | None) -> bool:
         """True where the template says itself, by generation tags, what the target writes."""
         return MARKS.search(self.source(tools)) is not None
+
+    def names_read(self, tools: Sequence[Any] | None) -> set[str]:
+        """Every name that the template takes from its caller, its options among them; none without a template.
+
+        Raises TemplateError for one that does not compile, ValueError where there is none for such a chat.
+        """
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return set()
+        with_tools = bool(tools)
+        if with_tools not in self.reads:
+            parsed = self.compiled(tools).environment.parse(self.source(tools))
+            self.reads[with_tools] = meta.find_undeclared_variables(parsed)
+        return self.reads[with_tools]
+
+    def unread(self, options: Mapping[str, Any], tools: Sequence[Any] | None) -> list[str]:
+        """Those of a chat's options that the template does not read; none where that cannot be known."""
+        try:
+            return sorted(set(options) - self.names_read(tools)) if options else []
+        except (jinja2.TemplateError, ValueError):
+            return []  # each chat is left out by name then
+
+    def require_read(self, options: Mapping[str, Any], target: str) -> None:
+        """Raises UserError for an option of the run that no template of the target reads, with or without tools."""
+        strange = [name for name in self.unread(options, None) if name in self.unread(options, [{}])]
+        if not strange:
+            return
+        names = (self.names_read(None) | self.names_read([{}])) - NO_OPTIONS - set(self.tokenizer.special_tokens_map)
+        raise UserError(
+            f"template.{strange[0]} = {options[strange[0]]!r} is not read by the chat template of target {target!r}",
+            f"one of its options: {', '.join(sorted(names))}" if names else "no option: it has none",
+            f"correct the name, or drop template.{strange[0]}",
+        )
 
     def render(
         self, messages: list[Message], tools: list[Any] | None, options: dict[str, Any], *, is_prompt: bool
@@ -66,7 +104,7 @@ class ChatTemplate:
                 blocks.append(block)
         return "".join(blocks), spans
 
-    def compiled(self, tools: list[Any] | None) -> Any:
+    def compiled(self, tools: Sequence[Any] | None) -> Any:
         # Private, but the only way to transformers' own environment; cached there by the template's text.
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -154,7 +192,7 @@ def plain_message(message: Message) -> Message:
 def thought_of(message: Message) -> str:
     """The thought that a message holds beside its content, empty where there is none."""
     texts = (message.get(key) for key in THOUGHT_KEYS)
-    return next((text for text in texts if isinstance(text, str) and text.strip()), "")
+    return next((text for text in texts if isinstance(text, str) and not is_blank(text)), "")
 
 
 def as_plain(value: Any) -> Any:

@@ -2,17 +2,18 @@
 
 Accepted shapes:
 - `messages` (OpenAI), `conversations` or `conversation` (ShareGPT or roles), each a list or its JSON text;
-- `prompt` with `completion` or `response`, as text or messages;
-- `instruction` (+ `input` or `context`, + `history`) with `output` or `response` (Alpaca, Dolly);
+- `prompt` (text: + `input` or `context`, + `history`) with `completion`, `response` or `output`, as text or messages;
+- `instruction` (the same beside it) with `output`, `response` or `completion` (Alpaca, Dolly);
 - `input_ids` with `loss_mask`, `assistant_masks`, `completion_mask` or `labels` (padding of `attention_mask` cut off);
 - where the target is to answer, `prompt` or `instruction` alone;
 - `text`, which the target goes on with. Beside any other shape it is not read: many data sets keep a rendered chat
   beside the chat, and whether the two agree cannot be told without the template that rendered it.
 
-A line that has several shapes must say the same in all. Beside them `system`, `tools`, `chat_template_kwargs`, `id`,
-`task`, `split` and `response_origin` are read, and `image`, `audio`, `video` and their plurals, which are left out;
-other keys are ignored. A null value is an absent key. Text stands for one message: it goes through the chat template
-like any other.
+A line that has several shapes must say the same in all, and what else it says of its question or its answer must be in
+them (`agreement`). Beside them `system`, `tools` or `functions`, `chat_template_kwargs`, `reasoning_content` and
+`finish_reason` of the last answer, `id`, `task`, `split` and `response_origin` are read, and `image`, `audio`, `video`
+and their plurals, which are left out; other keys are ignored. A null value is an absent key. Text stands for one
+message: it goes through the chat template like any other.
 """
 
 from collections.abc import Callable
@@ -20,18 +21,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..origins import ORIGINS, is_origin
+from .agreement import ANSWER_KEYS, check_answers, check_question, said, starts_with
 from .json_lines import InputLine, LeftOut
-from .messages import MEDIA_KEYS, Message, as_message, from_json_text, join_calls, media_of, short, tools_of
+from .json_text import from_json_text, is_blank, is_filled, short
+from .messages import MEDIA_KEYS, Message, as_message, media_of, messages_of, with_one_thought
+from .prompts import read_instruction, read_prompt
 from .token_lines import TOKEN_KEYS, Tokens, tokens_of
+from .tool_calls import tools_of
 
 SHAPES = "messages, conversations, prompt + completion, instruction + output, text, input_ids + loss_mask or labels"
 SPLITS = {"train": "train", "heldout": "heldout", "validation": "heldout", "test": "heldout"}
 """What a line's own `split` means: validation and test, the names of other tools, are held out."""
-CHAT_KEYS = ("messages", "conversations", "conversation", "completion", "output", "response")
+WHOLE_KEYS = ("messages", "conversations", "conversation")
+CHAT_KEYS = (*WHOLE_KEYS, *ANSWER_KEYS)
+NOT_OF_TEXT = ("system", "tools", "functions", "input", "context", "history", *ANSWER_KEYS, "answer")
 KEYS = TOKEN_KEYS.union(
     MEDIA_KEYS,
-    "messages conversations conversation prompt completion response instruction input context history output".split(),
-    "text system tools chat_template_kwargs id task split response_origin".split(),
+    CHAT_KEYS,
+    NOT_OF_TEXT,
+    "prompt instruction text chat_template_kwargs reasoning_content finish_reason".split(),
+    "id task split response_origin".split(),
 )
 """Every key that is read; the columns of a table that are."""
 
@@ -106,11 +115,11 @@ def content_of(value: dict[str, Any]) -> Chat | Tokens | Text:
     messages = messages_in(value)
     if messages is None:
         if "text" in value:
-            return text_of_line(value["text"])
+            return text_of_line(value)
         raise LeftOut("unknown shape", f"keys {short(sorted(value))}, expected {SHAPES}")
     if "system" in value:
         messages = with_system(messages, as_message({"role": "system", "content": value["system"]}))
-    return Chat(messages, tools_of(value.get("tools")), options_of(value.get("chat_template_kwargs")))
+    return Chat(messages, tools_in(value), options_of(value.get("chat_template_kwargs")))
 
 
 def messages_in(value: dict[str, Any]) -> list[Message] | None:
@@ -125,14 +134,50 @@ def messages_in(value: dict[str, Any]) -> list[Message] | None:
             if chats and not starts_with(chats[0], prompt):
                 raise LeftOut("shapes disagree", f"{key} and " + "+".join(next(iter(found), ("prompt",))))
             chats = chats or [prompt]
-    return chats[0] if chats else None
+    if not chats:
+        return None
+    if not {"prompt", "instruction"} & set(value):
+        check_question(chats[0], value)
+    if set(WHOLE_KEYS) & set(value):
+        read = {key for name in found for key in name}
+        check_answers(chats[0], {key: item for key, item in value.items() if key not in read})
+    return with_facts_beside(chats[0], value)
 
 
-def text_of_line(text: Any) -> Text:
+def with_facts_beside(messages: list[Message], value: dict[str, Any]) -> list[Message]:
+    """The chat with the thought and the finish_reason that its line holds for the last answer.
+
+    Raises LeftOut where that answer has others.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return messages
+    if "reasoning_content" in value:
+        last = with_one_thought(last | {"thinking": value["reasoning_content"]})
+    if "finish_reason" in value:
+        if last.get("finish_reason", value["finish_reason"]) != value["finish_reason"]:
+            raise LeftOut("shapes disagree", "finish_reason of the line and of its last answer")
+        last = last | {"finish_reason": value["finish_reason"]}
+    return [*messages[:-1], last]
+
+
+def tools_in(value: dict[str, Any]) -> list[Any] | None:
+    """The tools under their name or under the one that OpenAI used before, `functions`."""
+    tools, functions = tools_of(value.get("tools")), tools_of(value.get("functions"))
+    if tools and functions and tools != functions:
+        raise LeftOut("shapes disagree", "tools and functions")
+    return tools or functions
+
+
+def text_of_line(value: dict[str, Any]) -> Text:
+    """Plain text; beside a part of a chat it is none, and which part it would be cannot be told."""
+    text = value["text"]
     if not isinstance(text, str):
         raise LeftOut("not text", f"text is {short(text)}")
-    if not text.strip():
+    if is_blank(text):
         raise LeftOut("empty text", f"text is {short(text)}")
+    if beside := [key for key in NOT_OF_TEXT if is_filled(value.get(key))]:
+        raise LeftOut("shapes disagree", f"plain text beside {beside[0]}")
     return Text(text)
 
 
@@ -144,86 +189,34 @@ def options_of(given: Any) -> dict[str, Any]:
 
 
 def with_system(messages: list[Message], system: Message) -> list[Message]:
-    """The chat under the system message that its line holds beside it; a blank one contradicts none."""
-    if messages[0]["role"] != "system":
-        return [system, *messages]
-    if system["content"].strip() and system["content"] != messages[0]["content"]:
+    """The chat under the system message that its line holds beside it; a blank one is none."""
+    first = messages[0]
+    is_same = first["role"] in ("system", "developer") and first["content"] == system["content"]
+    if is_same or is_blank(system["content"]):
+        return messages
+    if first["role"] == "system":
         raise LeftOut("shapes disagree", "system and the chat's own system message")
-    return messages
-
-
-def said(messages: list[Message]) -> list[tuple[Any, ...]]:
-    """What two shapes of one line must agree on: roles, contents, thoughts and calls."""
-    keys = ("role", "content", "reasoning_content")
-    return [(*(message.get(key) for key in keys), calls_said(message)) for message in messages]
-
-
-def calls_said(message: Message) -> list[Any]:
-    """Names and arguments alone: one of two shapes may lack the ids of the calls."""
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
-
-
-def starts_with(messages: list[Message], prompt: list[Message]) -> bool:
-    """True when a lone prompt beside a whole chat is that chat's beginning, a system message aside."""
-    after_system = messages[1:] if messages[0]["role"] == "system" else messages
-    return said(prompt) in (said(messages)[: len(prompt)], said(after_system)[: len(prompt)])
+    return [system, *messages]
 
 
 def reader_of(key: str) -> Callable[[dict[str, Any]], list[Message]]:
     return lambda value: messages_of(value[key], "", key)
 
 
-def read_prompt(value: dict[str, Any]) -> list[Message]:
-    return messages_of(value["prompt"], "user", "prompt")
+def reader_after(
+    question: Callable[[dict[str, Any]], list[Message]], key: str
+) -> Callable[[dict[str, Any]], list[Message]]:
+    return lambda value: question(value) + answer_of(value[key], key)
 
 
-def reader_after_prompt(key: str) -> Callable[[dict[str, Any]], list[Message]]:
-    return lambda value: read_prompt(value) + messages_of(value[key], "assistant", key)
-
-
-def read_instruction(value: dict[str, Any]) -> list[Message]:
-    """Alpaca and Dolly: what is to be worked on follows the instruction after a blank line.
-
-    `history` holds earlier turns, as pairs of question and answer.
-    """
-    given = {key: value[key] for key in ("input", "context") if key in value}
-    if not all(isinstance(part, str) for part in (value["instruction"], *given.values())):
-        raise LeftOut("not text", f"instruction, {' or '.join(given) or 'input'} is no string")
-    inputs = {part for part in given.values() if part.strip()}
-    if len(inputs) > 1:
-        raise LeftOut("shapes disagree", "input and context")
-    question = "\n\n".join([value["instruction"], *inputs])
-    return [*history_of(value.get("history")), {"role": "user", "content": question}]
-
-
-def history_of(given: Any) -> list[Message]:
-    pairs = from_json_text(given, "broken history") or []
-    if not isinstance(pairs, list):
-        raise LeftOut("broken history", f"history is {short(pairs)}")
-    turns: list[Message] = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise LeftOut("broken history", f"a turn is {short(pair)}, expected a question and an answer")
-        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    return turns
-
-
-def reader_after_instruction(key: str) -> Callable[[dict[str, Any]], list[Message]]:
-    return lambda value: read_instruction(value) + [as_message({"role": "assistant", "content": value[key]})]
+def answer_of(given: Any, key: str) -> list[Message]:
+    if not isinstance(given, (str, list)):
+        raise LeftOut("not text", f"{key} is {short(given)}")
+    return messages_of(given, "assistant", key)
 
 
 READERS: dict[tuple[str, ...], Callable[[dict[str, Any]], list[Message]]] = {
-    **{(key,): reader_of(key) for key in ("messages", "conversations", "conversation")},
-    **{("prompt", key): reader_after_prompt(key) for key in ("completion", "response")},
-    **{("instruction", key): reader_after_instruction(key) for key in ("output", "response")},
+    **{(key,): reader_of(key) for key in WHOLE_KEYS},
+    **{("prompt", key): reader_after(read_prompt, key) for key in ANSWER_KEYS},
+    **{("instruction", key): reader_after(read_instruction, key) for key in ANSWER_KEYS},
 }
-
-
-def messages_of(given: Any, text_role: str, key: str) -> list[Message]:
-    """A list of messages, or its JSON text; with `text_role` a plain string is one message of that role."""
-    if isinstance(given, str) and text_role:
-        return [{"role": text_role, "content": given}]
-    given = from_json_text(given, "no messages")
-    if not isinstance(given, list) or not given:
-        raise LeftOut("no messages", f"{key} is {short(given)}")
-    return join_calls([as_message(message) for message in given], given)

@@ -5,7 +5,6 @@ numpy arrays. Of pictures and sounds it only matters whether a row has one: True
 the names of such columns, neither files nor what a line means.
 """
 
-import json
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .json_lines import LeftOut, without_surrogates
+from .json_lines import DECODER, LeftOut, without_surrogates
 from .messages import MEDIA_KEYS
 from .token_lines import TOKEN_KEYS
 
@@ -127,9 +126,12 @@ def is_json(kind: pa.DataType) -> bool:
 
 
 def parsed_json(value: Any, kind: pa.DataType) -> Any:
-    """The value with what is JSON text by its type parsed. Raises ValueError where it is no JSON."""
+    """The value with what is JSON text by its type parsed.
+
+    Raises ValueError where it is no JSON, LeftOut where one of its objects gives a key twice.
+    """
     if is_json(kind):
-        return without_surrogates(json.loads(value))[0] if isinstance(value, str) else value
+        return without_surrogates(DECODER.decode(value))[0] if isinstance(value, str) else value
     if pa.types.is_struct(kind) and isinstance(value, dict):
         return {key: parsed_json(item, kind.field(key).type) for key, item in value.items()}
     if is_list(kind) and isinstance(value, list):

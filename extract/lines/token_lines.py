@@ -27,7 +27,7 @@ class Tokens:
 
 
 def tokens_of(value: Mapping[str, Any]) -> Tokens:
-    """The ids of a line and their mask: that of a mask key, else of `labels`, else nothing is trained on.
+    """The ids of a line and their mask: that of a mask key or of `labels`; without either nothing is trained on.
 
     Raises LeftOut for what is no list of ids, a mask or labels that do not fit them, and masks that disagree.
     """
@@ -35,15 +35,15 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
     if ids is None or not ids.size:
         raise LeftOut("broken token ids", f"input_ids is {short(value['input_ids'])}")
     masks = {key: mask_of(value[key], len(ids), key) for key in MASK_KEYS if key in value}
-    name, mask = next(iter(masks.items()), ("", None))
-    for other, another in masks.items():
-        if mask is not None and not np.array_equal(mask, another):
-            raise LeftOut("shapes disagree", f"{name} and {other}")
-    if mask is None:
-        mask = mask_of_labels(ids, value["labels"]) if "labels" in value else np.zeros(len(ids), bool)
+    if "labels" in value:
+        masks["labels"] = mask_of_labels(ids, value["labels"])
     if "attention_mask" in value:
         kept = unpadded(mask_of(value["attention_mask"], len(ids), "attention_mask"))
-        ids, mask = ids[kept], mask[kept]
+        ids, masks = ids[kept], {key: mask[kept] for key, mask in masks.items()}
+    name, mask = next(iter(masks.items()), ("", np.zeros(len(ids), bool)))
+    for other, another in masks.items():
+        if not np.array_equal(mask, another):
+            raise LeftOut("shapes disagree", f"{name} and {other}")
     return Tokens(ids, mask)
 
 

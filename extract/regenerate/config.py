@@ -76,6 +76,9 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "concurrency", "attempts"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 input line")
+        for name, default in (("top_p", None), ("top_k", None), ("seed", 0)):
+            value = getattr(self, name)
+            require(self.temperature > 0 or value == default, name, value, f"a temperature above 0 beside {name}")
         for name in ("first_wait_s", "longest_wait_s", "connect_s", "request_s", "give_up_s", "sync_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "more than 0 seconds")
         for key in self.extra:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..lines.messages import Message, short
+from ..lines.messages import Message, is_blank, short
 
 WHOLE = ("stop", "tool_calls", "function_call", "eos", "eos_token")
 """Finish reasons of an answer that the model ended itself."""
@@ -61,12 +61,12 @@ def read_reply(raw: bytes) -> Reply:
         raise TurnFailed(f"finish reason {short(finish)}", f"expected one of {', '.join(WHOLE)} or {CUT}")
     content = content or ""
     message: Message = {"role": "assistant", "content": content}
-    if thought.strip():
+    if not is_blank(thought):
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [as_sent_call(call) for call in calls]
-    elif not content.strip():
-        said = "a thought alone" if thought.strip() else "nothing"
+    elif is_blank(content):
+        said = "nothing" if is_blank(thought) else "a thought alone"
         reason = "cut before the answer" if finish == CUT else "empty answer"
         raise TurnFailed(reason, f"{said}, {tokens_text(counts[1])}")
     if finish == CUT:

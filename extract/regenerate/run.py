@@ -58,10 +58,26 @@ def regenerate_sources(config: RegenerateConfig, sources: Sequence[Path]) -> Reg
         done = read_finished(folder)
         if done is None or (config.retry_failed and done["report"]["failed"]):
             require_journal(folder, is_finished=done is not None)
-            check = TargetCheck(config.target) if config.target is not None else None
+            check = target_check(config)
             return asyncio.run(answer_all(config, folder, sources, facts, check))
         require_same(folder, done["facts"], facts | {"model": config.model or done["facts"]["model"]})
+        if config.target is not None and not done["report"]["checked"]:
+            raise UserError(
+                f"{str(folder)!r} is finished, and no prompt of it was compared with a target: {config.target!r} "
+                "checks nothing now",
+                "a target that is given before the lines are answered",
+                "drop --target, or choose another --out",
+            )
         return RegenerateReport(folder, done["facts"], done["report"], is_new=False, target=config.target)
+
+
+def target_check(config: RegenerateConfig) -> TargetCheck | None:
+    """The check of the target that was given. Raises UserError for template options that its template does not read."""
+    if config.target is None:
+        return None
+    check = TargetCheck(config.target)
+    check.renderer.template.require_read(config.template, config.target)
+    return check
 
 
 def require_own_folder(folder: Path) -> None:

@@ -15,7 +15,6 @@ from .endpoints import Endpoint
 from .replies import Reply, TurnFailed
 
 SHOWN_TOKENS = 24
-THOUGHT_MARKS = ("<think>", "</think>")  # a server without a reasoning parser leaves them in the answer, rightly
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class TargetCheck:
         side = read_text_side(target)
         self.tokenizer = side.tokenizer
         self.renderer = ChatRenderer(side, {})
-        self.marks = set(side.tokenizer.convert_ids_to_tokens(list(side.special_ids))) - set(THOUGHT_MARKS)
 
     def prompt(self, messages: list[Message], tools: list[Any] | None, options: dict[str, Any]) -> Prompt:
         """The prompt of these messages. Raises TurnFailed where the template refuses them."""
@@ -66,6 +64,6 @@ class TargetCheck:
             counted = "no tokens" if reply.prompt_tokens is None else f"{reply.prompt_tokens:,} tokens"
             seen = f"counts {counted} in a prompt of {prompt.num_tokens:,}, whose end is {short(prompt.end)}"
             return TurnFailed("prompt lengths differ", seen)
-        if found := next((mark for mark in sorted(self.marks) if mark in reply.message["content"]), None):
-            return TurnFailed("control mark in the answer", f"gives {found!r} in {short(reply.message['content'])}")
+        if found := self.renderer.control_marks.typed(reply.message):
+            return TurnFailed("control mark in the answer", f"gives {found!r} in {short(reply.message)}")
         return None

@@ -4,10 +4,12 @@ Every token tells its place, its id and its text when pointed at. Whatever a sam
 forbids scripts and anything from outside besides.
 """
 
+import os
 from html import escape
 from pathlib import Path
 
-from ...store.files import publish
+from ... import UserError
+from ...store.files import NewFile, publish
 from .samples import Shown, ShownSample, open_shown
 from .tokens import LINE_END, TAB, Piece, Run, ends_of, one_line, runs_of, text_of, visible
 
@@ -33,6 +35,7 @@ pre span:hover, pre b:hover { outline: 2px solid var(--edge); }
 i { color: var(--dim); font-style: normal; }
 .legend pre { display: inline; padding: .1rem .4rem; } label, .legend { font-size: .9rem; color: var(--dim); }
 """
+FIRST_LINE = "<!doctype html>"
 LEGEND = (
     "<mark><span>trained on</span></mark>|what the drafter learns to say",
     "<b>&lt;|mark|&gt;</b>|one token that the tokenizer was given beside its vocabulary, as templates use them",
@@ -43,11 +46,38 @@ LEGEND = (
 )
 
 
+def require_page_path(path: Path, folder: Path) -> None:
+    """Raises UserError unless a page may and can be written here once DATA is in `folder`. Tries it, leaves nothing.
+
+    A file that is there must be a page itself; the folder must be there, or be the one that DATA will be in.
+    """
+    if path.absolute() == folder.absolute() or path.is_dir():
+        raise UserError(f"--html {str(path)!r} is a folder", "a file for the page", "name a file, like samples.html")
+    if os.path.lexists(path) and not is_page(path):
+        raise UserError(
+            f"--html {str(path)!r} is there and is no page", "a new file, or an earlier page", "name another file"
+        )
+    if path.parent.is_dir():
+        NewFile(path).abort()
+    elif path.parent.absolute() != folder.absolute():
+        raise UserError(
+            f"--html {str(path)!r}: its folder is not there", "a folder that is there", "make it, or name another file"
+        )
+
+
+def is_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(FIRST_LINE)) == FIRST_LINE.encode()
+
+
 def show_html(folder: Path, count: int, path: Path) -> None:
     """Writes `count` samples of a complete DATA folder, or all of a smaller one, to a file that appears whole.
 
-    Raises UserError as `show` does, and where the file cannot be written.
+    Raises UserError as `show` and `require_page_path` do.
     """
+    require_page_path(path, folder)
     shown = open_shown(folder, count)
     sections = [section(shown, sample, number) for number, sample in enumerate(shown.samples(), start=1)]
     publish(path, "\n".join([page_head(shown), *sections, "</main>\n</body>\n</html>\n"]).encode())
@@ -60,7 +90,7 @@ def page_head(shown: Shown) -> str:
     terms = "".join(
         f"<dt><pre>{example}</pre></dt><dd>{meaning}</dd>" for example, meaning in (t.rsplit("|", 1) for t in LEGEND)
     )
-    return f"""<!doctype html>
+    return f"""{FIRST_LINE}
 <html lang="en">
 <head>
 <meta charset="utf-8">

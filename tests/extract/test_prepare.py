@@ -114,7 +114,6 @@ def test_a_rerun_says_it_is_there_and_changes_nothing(run: Run, tmp_path: Path) 
         ({"long": "drop"}, 'long = "end", this run has "drop"'),
         ({"duplicates": "keep"}, 'duplicates = "drop", this run has "keep"'),
         ({"origin": "target greedy"}, 'responses.unless_said = "elsewhere", this run has "target greedy"'),
-        ({"template": {"enable_thinking": False}}, "template_options.enable_thinking = null, this run has false"),
         ({"responses": "target"}, 'responses.origin = "given", this run has "target"'),
     ],
 )
@@ -128,6 +127,16 @@ def test_other_settings_are_refused_by_name_and_value(
         run(None, **changes)
     assert field in caught.value.happened
     assert contents(tmp_path / "data") == before
+
+
+def test_other_template_options_are_refused(
+    run: Run, tmp_path: Path, case_target: Any, character_tokenizer: Any
+) -> None:
+    target = shutil.copytree(case_target(), tmp_path / "target")
+    character_tokenizer(character_tokenizer("plain").chat_template + "{{ mood }}").save_pretrained(target)
+    run([tokens(1)], target=str(target))
+    with pytest.raises(UserError, match='template_options.mood = null, this run has "glad"'):
+        run(None, target=str(target), template={"mood": "glad"})
 
 
 def test_other_lines_are_refused(run: Run) -> None:

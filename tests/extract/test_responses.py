@@ -94,6 +94,8 @@ def test_given_answers_are_replaced_and_bad_prompts_left_out(tmp_path: Path, wri
         {"prompt": "x" * 2000},
         {"messages": [{"role": "tool", "content": "x"}]},
         {"input_ids": [7, 8, 9], "loss_mask": [1, 1, 1]},
+        {"input_ids": [7, 8, 9, 10, 11], "loss_mask": [0, 0, 0, 1, 1]},
+        {"text": "L"},
     ]
     config = PrepareConfig(
         target="tiny",
@@ -105,9 +107,10 @@ def test_given_answers_are_replaced_and_bad_prompts_left_out(tmp_path: Path, wri
     )
     counts = prepare(config, [write_lines(tmp_path / "in.jsonl", lines)]).counts
     assert counts["left_out"] == {"no question": 2, "prompt fills the window": 1, "template error": 1}
-    assert (counts["lines_in"], counts["lines_used"], counts["answers_replaced"]) == (6, 2, 1)
+    assert (counts["lines_in"], counts["lines_used"], counts["answers_replaced"]) == (8, 4, 2)
     table = SampleTable(tmp_path / "data")
     assert table.tokens(0)[0].tolist() == table.tokens(1)[0].tolist()
+    assert [table.tokens(row)[1].argmax() for row in (2, 3)] == [3, 1]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:99", "0"])

@@ -10,7 +10,7 @@ from dflash_offline import UserError
 from dflash_offline.extract.chats.chat import Sample
 from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.counts import PrepareReport
-from dflash_offline.extract.cutting import LengthRules, cut
+from dflash_offline.extract.cutting import LengthRules, Uncut, cut
 from dflash_offline.extract.lines.inputs import LeftOut
 from dflash_offline.extract.prepare import prepare
 from dflash_offline.extract.rejected import read_rejected
@@ -92,6 +92,29 @@ def test_the_turn_rule_keeps_whole_answers_and_as_many_as_fit(turns: list[tuple[
     assert len(kept.ids) <= longest
     assert len(kept.ids) in (*whole.ends, len(whole.ids))
     assert all(end <= len(kept.ids) or end > longest for end in whole.ends)
+
+
+def test_the_turn_rule_ends_token_ids_where_a_run_of_the_mask_ends() -> None:
+    """As the sample of a chat with the same answers; the ids of a text have one end, their own."""
+    uncut = Uncut(np.array(LONG.ids), np.array(LONG.mask))
+    assert uncut.ends == LONG.ends == [10, 20, 30]
+    for longest in (9, 10, 19, 20, 29, 30):
+        rules = LengthRules(longest, "turn", 2)
+        if longest < 10:
+            with pytest.raises(LeftOut, match="the first answer ends at token 10"):
+                cut(uncut, rules)
+            continue
+        assert cut(uncut, rules).ids.tolist() == cut(LONG, rules).ids.tolist()
+    assert Uncut([1, 2, 3, 4], [True, True, False, False]).ends == [2]
+    assert Uncut([1, 2, 3, 4], [False, True, False, True]).ends == [2, 4]
+    assert Uncut([1, 2], [False, False]).ends == []
+
+
+def test_the_turn_rule_keeps_long_lines_of_token_ids(run: Run, tmp_path: Path) -> None:
+    line = tokens(1, 40, 6) | {"loss_mask": [0] * 6 + [1] * 8 + [0] * 6 + [1] * 20}
+    counts = run([line], long="turn", max_length=30).counts
+    assert (counts["samples"], counts["cut"]) == (1, 1)
+    assert SampleTable(tmp_path / "data").tokens(0)[0].tolist() == line["input_ids"][:14]
 
 
 def test_cutting_is_counted_and_needs_an_anchor(run: Run, tmp_path: Path) -> None:

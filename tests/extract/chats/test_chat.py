@@ -136,6 +136,25 @@ def test_thoughts_alone_are_no_answer(text_side: Any, chat: Any, thought: str) -
     assert render(renderer, chat("q", both))[0].endswith(f"[[{both}<|im_end|>]]")
 
 
+@pytest.mark.parametrize("unseen", ["\ufeff", "\u200b", "\u200c", "\u200d", "\u2060", "\0", " \u200b\n\ufeff"])
+def test_answers_and_thoughts_that_nobody_sees_are_none(text_side: Any, chat: Any, unseen: str) -> None:
+    renderer = ChatRenderer(text_side("drops-old-thoughts"), {})
+    for content, reason in (
+        (unseen, "empty answer"),
+        (f"<think>a</think>{unseen}", "thought without an answer"),
+        (f"a</think>{unseen}", "thought without an answer"),
+        (f"{unseen}<think>a", "thought without an answer"),
+    ):
+        with pytest.raises(LeftOut) as caught:
+            renderer.render(Chat(chat("q", content), None))
+        assert caught.value.reason == reason, content
+    messages = chat("q", f"{unseen}Yes.")
+    messages[1]["reasoning_content"] = unseen
+    (sample,) = renderer.render(Chat(messages, None)).samples
+    trained = [token for token, on in zip(sample.ids, sample.mask) if on]
+    assert renderer.encoder.decode(trained) == f"{unseen}Yes.<|im_end|>"
+
+
 def test_a_turn_of_weight_0_is_read_but_not_trained_on(text_side: Any, chat: Any) -> None:
     renderer = ChatRenderer(text_side("plain"), {})
     messages = chat("q", "no", "r", "yes")
@@ -204,6 +223,13 @@ def test_options_reach_the_template_and_reserved_ones_are_refused(text_side: Any
 def test_tokenizer_without_a_template(text_side: Any) -> None:
     with pytest.raises(UserError, match="no chat template"):
         ChatRenderer(text_side(None), {})
+
+
+def test_tokenizer_with_a_template_for_tools_alone(text_side: Any) -> None:
+    side = text_side("plain")
+    side.tokenizer.chat_template = {"tool_use": side.tokenizer.chat_template}
+    with pytest.raises(UserError, match="no chat template but tool_use"):
+        ChatRenderer(side, {})
 
 
 def test_question_drops_the_answers_at_the_end(text_side: Any, chat: Any) -> None:

@@ -6,6 +6,7 @@ after that prompt is scored on.
 """
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from dflash_offline.extract.targets.facts import TextSide, read_text_side
 Pair = tuple[list[int], list[int]]
 WORDS = ["add", "3", "17", " ", "  ", "\n", "\n\n", "\t", "Yes.", "no", "{", "}", "'", '"', "\\n", "a" * 40]
 WORDS += ["\u00e9", "e\u0301", "\u00df", "\u4f60\u597d", "\u05e9\u05dc", "\u200d", "\U0001f469\u200d\U0001f680"]
-WORDS += ["\ufffd", "\u2028", "\x00"]
+WORDS += ["\ufffd", "\u2028", "\x00", "\ufeff", "\u200b"]
+UNSEEN = r"[\s\ufeff\u200b\u200c\u200d\u2060\0]"
 MARKS = ["<|user|>", "<|assistant|>", "<|end|>", "<|end", "<|pad|>", "<|mask|>", "<|im_end|>", "<think>", "</think>"]
 
 
@@ -40,7 +42,7 @@ def random_chat(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def is_thought_alone(content: str) -> bool:
-    """As a reader sees it: nothing stands outside of thoughts."""
+    """As a reader sees it: nothing stands outside of thoughts. `UNSEEN` is not seen."""
     outside, inside = "", False
     for part in content.replace("<think>", "\r<think>\r").replace("</think>", "\r</think>\r").split("\r"):
         if part == "<think>" and not inside:
@@ -49,7 +51,15 @@ def is_thought_alone(content: str) -> bool:
             inside = False
         elif not inside:
             outside += part
-    return not outside.strip() or ("<think>" not in content and content.rstrip().endswith("</think>"))
+    outside, content = (re.sub(UNSEEN, "", text) for text in (outside, content))
+    return not outside or ("<think>" not in content and content.endswith("</think>"))
+
+
+def holds_control_mark(side: TextSide, content: str) -> bool:
+    """True where the words of an answer hold a special token, think marks aside."""
+    ids = side.tokenizer(content, add_special_tokens=False)["input_ids"]
+    special = set(side.tokenizer.convert_ids_to_tokens([token for token in ids if token in side.special_ids]))
+    return bool(special - {"<think>", "</think>"})
 
 
 def reference(side: TextSide, messages: list[dict[str, Any]]) -> list[Pair]:
@@ -60,13 +70,15 @@ def reference(side: TextSide, messages: list[dict[str, Any]]) -> list[Pair]:
     for turn, message in enumerate(messages):
         if message["role"] != "assistant" or turn == 0 or is_thought_alone(message["content"]):
             continue
+        if holds_control_mark(side, message["content"]):
+            continue
         prompt = side.tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True, return_dict=False)
         whole = side.tokenizer.apply_chat_template(messages[: turn + 1], return_dict=False)
         assert whole[: len(prompt)] == prompt
         answer = whole[len(prompt) :]
         stop = next(i for i, token in enumerate(answer) if token in side.eos_ids)
-        if stop == len(answer) - 1:  # else the answer itself holds an end mark: the target would have stopped there
-            found.append((prompt, answer))
+        assert stop == len(answer) - 1
+        found.append((prompt, answer))
     return found
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from dflash_offline.extract.lines.json_lines import LeftOut
 from dflash_offline.extract.lines.shapes import Chat, understand
 
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -60,6 +61,97 @@ def test_a_thought_under_any_key(key: str) -> None:
         assert understand({"messages": [ASKED, both]}).content == Chat([ASKED, expected], None)
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a",
+        "<think>t</think>a",
+        "<think>\nt\n</think>\n\na",
+        "\n <think> t </think>\n<think>t</think>\na",
+        "<think>\n\n</think>\n\na",
+        "<think>\n</think><think>t</think>a",
+        "t\n</think>\n\na",
+        "</think>\n\na",
+    ],
+)
+def test_a_thought_that_the_content_repeats_is_one(key: str, content: str) -> None:
+    said = {"role": "assistant", "content": content, key: " t\n"}
+    expected = Chat([ASKED, {**SAID, "reasoning_content": " t\n"}], None)
+    assert understand({"messages": [ASKED, said]}).content == expected
+    also = {**said, "reasoning_content": " t\n", "thinking": "t"}
+    assert understand({"messages": [ASKED, also]}).content == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<think>u</think>a",
+        "<think>t</think><think>u</think>a",
+        "u\n</think>\n\na",
+        "<think>u",
+        "<think></think>u</think>",
+    ],
+)
+def test_a_thought_that_the_content_contradicts(content: str) -> None:
+    with pytest.raises(LeftOut) as caught:
+        understand({"messages": [ASKED, {"role": "assistant", "content": content, "reasoning_content": "t"}]})
+    assert caught.value.reason == "thoughts disagree"
+
+
+@pytest.mark.parametrize("content", ["<think>t</think>a", "t</think>a", "a <think>t</think>", "<think>\n\n</think>a"])
+def test_a_thought_in_the_content_alone_stays(content: str) -> None:
+    for thought in ({}, {"reasoning_content": " \n"}):
+        messages = [ASKED, {"role": "assistant", "content": content, **thought}]
+        assert understand({"messages": messages}).content == Chat([ASKED, {**SAID, "content": content}], None)
+
+
+def test_marks_inside_of_an_answer_are_no_thought() -> None:
+    said = {"role": "assistant", "content": "Write <think>x</think>.", "reasoning_content": "t"}
+    assert understand({"messages": [ASKED, said]}).content == Chat([ASKED, said], None)
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "human", "observation"])
+@pytest.mark.parametrize("rest", [{}, {"text": "x"}, {"content": None}, {"content": None, "parts": ["x"]}])
+def test_a_message_without_content_is_no_empty_one(role: str, rest: dict[str, Any]) -> None:
+    for key in ("role", "from"):
+        with pytest.raises(LeftOut) as caught:
+            understand({"messages": [{key: role, **rest}, SAID]})
+        assert caught.value.reason == "no content"
+        assert all(repr(name) in caught.value.detail for name in rest if name != "content")
+
+
+def test_content_that_may_be_empty() -> None:
+    assert understand({"messages": [{"role": "user", "content": ""}]}).content == Chat([{**ASKED, "content": ""}], None)
+    for rest in ({}, {"content": None}, {"text": "a"}):
+        content = understand({"messages": [ASKED, {"role": "assistant", **rest}]}).content
+        assert isinstance(content, Chat)
+        assert content.messages[1]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "text", "content": "q"}, "no content"),
+        ({"type": "text", "text": None, "value": "q"}, "no content"),
+        ({"type": "text", "text": "q", "image_url": None, "image": "a.png"}, "needs an image"),
+    ],
+)
+def test_a_text_part_that_holds_something_else(part: dict[str, Any], reason: str) -> None:
+    with pytest.raises(LeftOut) as caught:
+        understand({"messages": [{"role": "user", "content": [part]}, SAID]})
+    assert caught.value.reason == reason
+
+
+def test_one_message_under_two_names() -> None:
+    both = [{"role": "user", "from": "Human", "content": "q", "value": "q"}, {**SAID, "from": "gpt", "value": None}]
+    assert understand({"messages": both}).content == Chat([ASKED, SAID], None)
+    for other in ({"value": "other"}, {"value": ""}, {"value": ["q"]}, {"from": "gpt"}, {"from": "alice"}):
+        with pytest.raises(LeftOut) as caught:
+            understand({"messages": [{**ASKED, **other}, SAID]})
+        assert caught.value.reason == "shapes disagree"
+
+
 @pytest.mark.parametrize(
     ("name", "role"),
     [(name, "user") for name in ("human", "user", "Human")]
@@ -84,6 +176,7 @@ def test_calls_in_messages_of_their_own() -> None:
     }
     for calls in (
         [{"from": "function_call", "value": json.dumps(call)}, {"from": "function_call", "value": json.dumps(other)}],
+        [{"role": None, "from": "function_call", "value": json.dumps(made)} for made in (call, other)],
         [{"role": "tool_call", "content": json.dumps([call, other])}],
     ):
         content = understand({"conversations": [ASKED, *calls, tool, calls[0]]}).content

@@ -37,6 +37,9 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         {"conversations": ' [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]'},
         {"conversation": [ASKED, SAID]},
         {"prompt": "q", "response": "a"},
+        {"prompt": "q", "output": "a"},
+        {"instruction": "q", "completion": "a"},
+        {"instruction": "q", "output": [SAID]},
         {"prompt": "q", "response": "a", "completion": [SAID], "messages": [ASKED, SAID], "instruction": "q"},
         {"instruction": "q", "response": "a"},
         {"instruction": "q", "context": "", "response": "a", "history": []},
@@ -77,6 +80,12 @@ def test_system_beside_the_messages() -> None:
     for beside in ("s", " ", None):
         assert understand({"system": beside, "messages": [system, ASKED]}).content == Chat([system, ASKED], None)
     assert understand({"prompt": "q", "messages": [system, ASKED]}).content == Chat([system, ASKED], None)
+    for blank in ("", " \n", "\u200b", []):
+        assert understand({"system": blank, "prompt": "q"}).content == Chat([ASKED], None)
+    developer = {"role": "developer", "content": "s"}
+    assert understand({"system": "s", "messages": [developer, ASKED]}).content == Chat([developer, ASKED], None)
+    content = understand({"system": "t", "messages": [developer, ASKED]}).content
+    assert content == Chat([{"role": "system", "content": "t"}, developer, ASKED], None)
 
 
 def test_plain_text() -> None:
@@ -143,6 +152,7 @@ def test_split_and_task() -> None:
         ({}, "unknown shape"),
         ({"text": 5}, "not text"),
         ({"text": " \n"}, "empty text"),
+        ({"text": "\ufeff\u200b"}, "empty text"),
         ({"text": ["a"]}, "not text"),
         ({"question": "q", "answers": {}}, "unknown shape"),
         ({"messages": None}, "unknown shape"),
@@ -195,6 +205,8 @@ def test_split_and_task() -> None:
         ({"instruction": "q", "history": {"a": 1}}, "broken history"),
         ({"instruction": "q", "history": [["q"]]}, "broken history"),
         ({"instruction": "q", "output": 5}, "not text"),
+        ({"prompt": "q", "completion": 5}, "not text"),
+        ({"prompt": "q", "chat_template_kwargs": '{"a": 1, "a": 2}'}, "key given twice"),
         ({"prompt": "q", "chat_template_kwargs": [1]}, "broken template options"),
         ({"prompt": "q", "chat_template_kwargs": "{"}, "broken template options"),
         ({"prompt": "q", "response_origin": "somewhere"}, "unknown response_origin"),
@@ -266,7 +278,7 @@ def test_what_is_left_out_has_a_reason(value: dict[str, Any], reason: str) -> No
     assert caught.value.reason == reason
 
 
-texts = st.sampled_from(["user", "assistant", "q", "", "[]", "{", "text", "train"])
+texts = st.sampled_from(["user", "assistant", "q", "", "[]", "{", "text", "train", "<think>q</think>", "t</think>"])
 
 scalars = st.none() | st.booleans() | st.integers(-1, 3) | st.floats(allow_nan=False) | texts
 
@@ -281,6 +293,9 @@ keys = st.sampled_from(
         "function",
         "name",
         "arguments",
+        "parameters",
+        "reasoning_content",
+        "thinking",
         "type",
         "text",
         "tools",
@@ -313,6 +328,9 @@ lines = st.dictionaries(
             "history",
             "context",
             "response",
+            "answer",
+            "functions",
+            "reasoning_content",
             "response_origin",
             "chat_template_kwargs",
             "images",

@@ -120,16 +120,17 @@ def test_chats_with_calls_are_those_of_json(tmp_path: Path, kind: str) -> None:
 @KINDS
 def test_json_columns_are_parsed(tmp_path: Path, kind: str) -> None:
     """`datasets` keeps values of mixed types as Arrow's JSON type, texts in quotes; a broken one costs its row."""
-    contents = ['"say \\"x\\""', '{"found": null}', "{broken", None]
+    contents = ['"say \\"x\\""', '{"found": null}', "{broken", None, '{"a": 1, "a": 2}']
     structs = pa.StructArray.from_arrays(
-        [pa.array(["tool"] * 4), pa.array(contents, pa.string()).cast(pa.json_())], ["role", "content"]
+        [pa.array(["tool"] * 5), pa.array(contents, pa.string()).cast(pa.json_())], ["role", "content"]
     )
-    messages = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), structs)
+    messages = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4, 5], pa.int32()), structs)
     path = write(tmp_path / name_of(kind), pa.table({"messages": messages}), kind)
     lines = list(read_lines(path, KEYS))
     found = [line.value and line.value["messages"][0].get("content") for line in lines]
-    assert found == ['say "x"', {"found": None}, None, None]
-    assert [line.fault and line.fault.reason for line in lines] == [None, None, "unreadable value", None]
+    assert found == ['say "x"', {"found": None}, None, None, None]
+    reasons = [line.fault and line.fault.reason for line in lines]
+    assert reasons == [None, None, "unreadable value", None, "key given twice"]
 
 
 @KINDS

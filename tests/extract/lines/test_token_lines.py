@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_offline.extract.lines.json_lines import LeftOut
 from dflash_offline.extract.lines.shapes import Tokens, understand
 
 
@@ -23,7 +24,7 @@ def tokens(value: dict[str, Any]) -> tuple[list[int], list[bool]]:
         ({"completion_mask": [0, 1, 0], "loss_mask": [0, 1, 0]}, [False, True, False]),
         ({}, [False, False, False]),
         ({"labels": [-100, 6, 7]}, [False, True, True]),
-        ({"labels": [-100, 6, 7], "loss_mask": [1, 1, 1]}, [True, True, True]),
+        ({"labels": [-100, 6, 7], "loss_mask": [0, 1, 1]}, [False, True, True]),
         ({"text": "rendered", "attention_mask": [1, 1, 1]}, [False, False, False]),
     ],
 )
@@ -43,3 +44,14 @@ def test_padding_is_cut_off_on_either_side() -> None:
     left = {"input_ids": [0, 0, 5, 6], "loss_mask": [0, 0, 0, 1], "attention_mask": [0, 0, 1, 1]}
     right = {"input_ids": [5, 6, 0], "labels": [-100, 6, -100], "attention_mask": np.array([True, True, False])}
     assert tokens(left) == tokens(right) == ([5, 6], [False, True])
+
+
+@pytest.mark.parametrize("key", ["loss_mask", "assistant_masks", "completion_mask"])
+def test_labels_say_the_same_as_a_mask(key: str) -> None:
+    """Of the tokens that are attended to: what padding is trained on, nobody reads."""
+    value = {"input_ids": [0, 5, 6], "labels": [-100, -100, 6], key: [1, 0, 1], "attention_mask": [0, 1, 1]}
+    assert tokens(value) == ([5, 6], [False, True])
+    for other in ({"attention_mask": [1, 1, 1]}, {key: [0, 1, 1]}, {"labels": [0, 5, 6]}, {key: [0, 0, 0]}):
+        with pytest.raises(LeftOut) as caught:
+            tokens({**value, **other})
+        assert caught.value.reason == "shapes disagree"

@@ -451,6 +451,24 @@ def test_an_answer_with_a_control_mark_is_raw_text(
         regenerate(config(target="tiny", out=config().out + "-raw"), [questions("raw<|end|>", "good")])
 
 
+@pytest.mark.parametrize("is_call", [True, False])
+def test_a_control_mark_in_a_thought_or_a_call_is_raw_text(
+    is_call: bool, config: Config, questions: Questions, server: Any, replies: Replies
+) -> None:
+    from dflash_offline.extract.targets.facts import read_text_side
+
+    tokenizer = read_text_side("tiny").tokenizer
+
+    def behave(body: dict[str, Any], tries: int) -> Any:
+        ids = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=False)
+        marked = {"tool_calls": [replies.call("f", {"a": "<|end|>"}, 0)]} if is_call else {"reasoning": "<|end|>"}
+        return replies.completion("fine", prompt_tokens=len(ids), **marked)
+
+    server.behave = behave
+    with pytest.raises(UserError, match=r"control mark in the answer: .* gives '<\|end\|>' in"):
+        regenerate(config(target="tiny"), [questions("a")])
+
+
 def test_a_template_that_refuses_a_chat_fails_it_before_it_is_sent(
     config: Config, questions: Questions, server: Any, replies: Replies, rows: Rows
 ) -> None:

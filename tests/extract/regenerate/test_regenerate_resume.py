@@ -184,7 +184,7 @@ def test_a_finished_folder_needs_no_server(
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"temperature": 0.5}, ["origin", "'target greedy'", "'target T=0.5'"]),
+        ({"temperature": 0.0}, ["origin", "'target T=0.7'", "'target greedy'"]),
         ({"max_new_tokens": 7}, ["sampling.max_new_tokens", "2048", "7"]),
         ({"seed": 1}, ["sampling.seed", "0", "1"]),
         ({"top_k": 5}, ["sampling.top_k", "None", "5"]),
@@ -198,12 +198,12 @@ def test_changed_settings_are_refused_with_both_values(
     is_finished: bool, changes: dict[str, Any], named: list[str], config: Config, questions: Questions, tmp_path: Path
 ) -> None:
     chats = questions("a", "b")
-    regenerate(config(), [chats])
+    regenerate(config(temperature=0.7), [chats])
     if not is_finished:
         (tmp_path / "out" / "regenerate.json").unlink()
     before = (tmp_path / "out" / "journal.log").read_bytes()
     with pytest.raises(UserError, match="was begun with") as error:
-        regenerate(config(**changes), [chats])
+        regenerate(config(**{"temperature": 0.7} | changes), [chats])
     assert all(text in error.value.happened for text in named), error.value.happened
     assert (tmp_path / "out" / "journal.log").read_bytes() == before
 

@@ -55,6 +55,8 @@ def test_a_reply_without_usage(replies: types.SimpleNamespace) -> None:
         ("", "stop", {}, "empty answer"),
         (None, "stop", {}, "empty answer"),
         (" \n", "stop", {}, "empty answer"),
+        ("\ufeff\u200b\0", "stop", {}, "empty answer"),
+        ("\u200c", "length", {"reasoning": "hm"}, "cut before the answer"),
         ("", "stop", {"reasoning": "hm"}, "empty answer"),
         ("", "length", {"reasoning": "hm"}, "cut before the answer"),
         ("half", "content_filter", {}, "finish reason 'content_filter'"),

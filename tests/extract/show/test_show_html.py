@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.extract.show.html import show_html
+from dflash_offline.extract.show.html import require_page_path, show_html
 from dflash_offline.extract.show.tokens import visible
 from dflash_offline.extract.targets.facts import load_tokenizer
 
@@ -123,5 +123,28 @@ def test_a_very_long_run_loses_its_middle(tiny: Any, spelled: Any, make_data: An
 
 def test_a_file_that_cannot_be_written_is_a_user_error(tiny: Any, spelled: Any, make_data: Any) -> None:
     folder = make_data([spelled(tiny, ("<|user|>", False), ("yes", True))])
-    with pytest.raises(UserError, match="writing"):
+    with pytest.raises(UserError, match="its folder is not there"):
         show_html(folder, 1, folder / "missing" / "show.html")
+
+
+def test_a_place_for_the_page_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    earlier, notes = tmp_path / "earlier.html", tmp_path / "notes.html"
+    earlier.write_text("<!doctype html>\n<html>")
+    notes.write_text("mine")
+    for good in (tmp_path / "new.html", earlier, data / "show.html"):
+        require_page_path(good, data)
+    bad = {
+        tmp_path: "is a folder",
+        data: "is a folder",
+        notes: "is there and is no page",
+        notes / "x.html": "its folder is not there",
+        data / "deep" / "x.html": "its folder is not there",
+        Path("/proc/x.html"): "failed",
+        Path("/dev/null"): "is there and is no page",
+        tmp_path / ("x" * 300): "too long",
+    }
+    for path, told in bad.items():
+        with pytest.raises((UserError, OSError), match=rf"(?i){told}"):
+            require_page_path(path, data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier.html", "notes.html"]

@@ -85,10 +85,9 @@ def test_a_header_that_the_prompt_does_not_hold(text_side: Any, chat: Any, rende
     messages = [*chat("Sum?", "I look."), {"role": "tool", "content": "[3]"}, {"role": "assistant", "content": "3."}]
     rendered = ChatRenderer(text_side(template), {}).render(Chat(messages, None))
     assert rendered.left_out == Counter({"not what the generation prompt asks for": 1})
-    typed = chat("Header?", "<|im_start|>assistant: is one.")
-    assert render(ChatRenderer(text_side(template), {}), typed)[0].endswith(
-        "[[<|im_start|>assistant: is one.<|im_end|>]]"
-    )
+    spelled = template.replace("<|im_start|>", "## ")
+    typed = chat("Header?", "## assistant: is one.")
+    assert render(ChatRenderer(text_side(spelled), {}), typed)[0].endswith("[[## assistant: is one.<|im_end|>]]")
 
 
 def test_templates_that_print_the_date_are_given_one(text_side: Any, chat: Any, render: Any) -> None:

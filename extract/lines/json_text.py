@@ -1,0 +1,53 @@
+"""Values of a line that are given as text: JSON inside a text, what text says nothing, a value in words.
+
+Knows no key of a line.
+"""
+
+import json
+import unicodedata
+from typing import Any
+
+from .json_lines import DECODER, LeftOut, without_surrogates
+
+UNSEEN = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+"""Unicode's control, format and separator characters: whitespace, NUL, byte order marks, zero widths."""
+
+
+def is_blank(text: str) -> bool:
+    """True for a text in which a reader sees nothing."""
+    return all(unicodedata.category(character) in UNSEEN for character in text)
+
+
+def is_filled(value: Any) -> bool:
+    """False for what says no more than an absent key: null, false, blank text, an empty list or object."""
+    if isinstance(value, str):
+        return not is_blank(value)
+    return value is not None and value is not False and value != [] and value != {}
+
+
+def from_json_text(given: Any, reason: str) -> Any:
+    """JSON that came as text is parsed; anything else, and blank text as None, passes.
+
+    Raises LeftOut where it does not parse, or gives a key of one object twice.
+    """
+    if not isinstance(given, str):
+        return given
+    if is_blank(given):
+        return None
+    try:
+        return without_surrogates(DECODER.decode(given))[0]
+    except (ValueError, RecursionError) as error:
+        raise LeftOut(reason, f"{short(given)}: {error}") from error
+
+
+def json_of(value: Any, reason: str, name: str) -> str:
+    """The value as JSON text. Raises LeftOut for what JSON does not hold: NaN, and times and bytes of a table."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise LeftOut(reason, f"{name}: {error}") from error
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

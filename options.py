@@ -1,0 +1,74 @@
+"""Command-line options made from config dataclasses, and the config that they make.
+
+A field with a flag (`settings.setting(..., flag=...)`) is an option, so that its name, text and default have one
+owner; every field can be given by `--config` and `--set`. Knows click and dataclasses; knows no command and no room.
+"""
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import click
+
+DEFAULT_FILE = "dflash.toml"
+SHOWN: dict[type, tuple[click.ParamType, str]] = {int: (click.INT, "N"), float: (click.FLOAT, "X")}
+"""How click reads a field of a type, and what stands for its value in the help; anything else is text."""
+
+
+def options_of(config_class: type, table: str) -> list[click.Option]:
+    """The options of a command that reads this config: its flags, `--config` with a `table`, and `--set`."""
+    file = click.Option(
+        ["--config"],
+        metavar="FILE",
+        help=f"TOML file with a table [{table}]; default: {DEFAULT_FILE} where it exists",
+    )
+    fields = click.Option(
+        ["--set"],
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help="any field of the config, like --set optim.clip=0.5; may be repeated",
+    )
+    return [*flags_of(config_class), file, fields]
+
+
+def flags_of(config_class: type, prefix: str = "") -> list[click.Option]:
+    """One option for every field that names a flag, sections included."""
+    found: list[click.Option] = []
+    hints = get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found += flags_of(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        elif field.metadata.get("flag"):
+            found.append(option(field, hint, prefix + field.name))
+    return found
+
+
+def option(field: "dataclasses.Field[Any]", hint: Any, path: str) -> click.Option:
+    """The option of one field; `path` is its dotted name."""
+    kinds = [
+        k for k in (get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)) if k is not type(None)
+    ]
+    text = field.metadata["text"]
+    if field.default not in (None, dataclasses.MISSING) and "default" not in text:
+        text += f"  [default: {'on' if field.default is True else 'off' if field.default is False else field.default}]"
+    names = [field.metadata["flag"], path.replace(".", "__")]
+    if kinds == [bool]:
+        return click.Option(names, is_flag=True, default=None, help=text)
+    kind, metavar = SHOWN.get(kinds[0], (click.STRING, "TEXT"))
+    return click.Option(names, type=kind, metavar=metavar, default=None, help=text)
+
+
+def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
+    """The config of what click was given: defaults, then the config file, then the options, then --set."""
+    from . import settings  # here, because `dflash --help` reads no config
+
+    file, overrides = given.pop("config"), given.pop("set")
+    if file is None and Path(DEFAULT_FILE).is_file():
+        click.echo(f"settings from {DEFAULT_FILE}", err=True)
+        file = DEFAULT_FILE
+    options = {key.replace("__", "."): value for key, value in given.items()}
+    return settings.resolve(
+        config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options
+    )

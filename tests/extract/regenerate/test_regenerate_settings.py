@@ -1,0 +1,41 @@
+"""Settings that would do nothing: of sampling, of the target's template, a check that comes too late."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.extract.regenerate.config import RegenerateConfig
+from dflash_offline.extract.regenerate.run import regenerate
+
+Config = Callable[..., RegenerateConfig]
+Questions = Callable[..., str]
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "seed"])
+def test_greedy_answers_read_no_setting_of_sampling(config: Config, name: str) -> None:
+    value = {"top_p": 0.9, "top_k": 5, "seed": 3}[name]
+    assert getattr(config(temperature=0.7, **{name: value}), name) == value
+    with pytest.raises(UserError, match=f"{name} = {value}"):
+        config(**{name: value})
+
+
+def test_template_options_that_the_target_does_not_read_are_refused_before_anything_is_asked(
+    config: Config, questions: Questions, server: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="template.thinking = True is not read by the chat template of target 'tiny'"):
+        regenerate(config(target="tiny", template={"thinking": True}), [questions("a")])
+    assert server.bodies == []
+    assert not (tmp_path / "out" / "journal.log").exists()
+    report = regenerate(config(template={"thinking": True}), [questions("a")])
+    assert report.counts["answered"] == 1, "without a target the server owns the template"
+
+
+def test_a_target_that_comes_after_the_answers_is_refused(config: Config, questions: Questions, server: Any) -> None:
+    chats = questions("a")
+    regenerate(config(), [chats])
+    with pytest.raises(UserError, match="no prompt of it was compared with a target: 'tiny' checks nothing"):
+        regenerate(config(target="tiny"), [chats])
+    assert not regenerate(config(), [chats]).is_new
+    assert len(server.bodies) == 1
