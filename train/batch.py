@@ -6,10 +6,9 @@ Static buffers of constant shape, refilled from a loader's slot; knows no store 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from ..store.codecs import Codec
-from .blocks import context_mask, flex_mask, own_mask
+from .blocks import RowMasks
 from .int8_rows import decode
 from .slot import RowArrays, RowShape
 from .spec import DrafterSpec
@@ -18,12 +17,15 @@ from .spec import DrafterSpec
 class RowBatch:
     """Buffers of one row of `shape`, allocated once on `device` and owned here.
 
-    taps [T, Lt*H] in `dtype`; ids, loss_mask, sample_ids [T+B] and positions [T] of the context; anchors,
-    keep and starts [A] (row indices, True = counts, first row index of the anchor's sample); block_ids and
-    block_positions [Q]; labels and valid [A, B-1] for slots 1..B-1; mask as the device's attention takes it.
+    taps [T, Lt*H] and, with `has_last`, last [T, H] in `dtype`; ids, loss_mask, sample_ids [T+B] and positions [T]
+    of the context; anchors, keep and starts [A] (row indices, True = counts, first row index of the anchor's
+    sample); block_ids and block_positions [Q]; labels and valid [A, B-1] for slots 1..B-1; masks, one for each of
+    `spec.kinds`, as the device's attention takes them.
     """
 
-    def __init__(self, spec: DrafterSpec, shape: RowShape, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: DrafterSpec, shape: RowShape, device: torch.device, dtype: torch.dtype, *, has_last: bool = False
+    ) -> None:
         if spec.block_size != shape.block_size:
             raise ValueError(f"a drafter of block size {spec.block_size} in rows of block size {shape.block_size}")
         self.spec, self.shape = spec, shape
@@ -34,6 +36,7 @@ class RowBatch:
         tokens, ahead = shape.row_tokens, shape.row_tokens + shape.block_size
         slots = (shape.anchors, shape.block_size - 1)
         self.taps = buffer(tokens, spec.num_taps * spec.hidden_size, dtype=dtype)
+        self.last = buffer(tokens, spec.hidden_size, dtype=dtype) if has_last else None
         self.ids, self.loss_mask = buffer(ahead), buffer(ahead, dtype=torch.bool)
         self.sample_ids, self.positions = buffer(ahead), buffer(tokens)
         self.anchors, self.starts = buffer(shape.anchors), buffer(shape.anchors)
@@ -41,14 +44,15 @@ class RowBatch:
         self.block_ids, self.block_positions = buffer(shape.num_queries), buffer(shape.num_queries)
         self.labels, self.valid = buffer(*slots), buffer(*slots, dtype=torch.float32)
         self.slot_numbers = torch.arange(shape.stride, device=device)
-        self.mask: Tensor | BlockMask = buffer(0, dtype=torch.bool)
-        if device.type != "cuda":
-            self.mask = buffer(shape.num_queries, shape.num_keys, dtype=torch.bool)
-            self.mask[:, tokens:] = own_mask(shape, spec.is_causal, device)
+        self.row_masks = RowMasks(self.anchors, self.starts, shape, spec.kinds)
+        self.masks = self.row_masks.masks
 
     def load(self, row: RowArrays) -> None:
         """Copies a row of the loader and derives blocks, labels and mask from it."""
         self.load_taps(row.taps, row.codec)
+        if self.last is not None:
+            assert row.last is not None, "a row without last states"
+            load_plane(torch.from_numpy(row.last), row.codec, self.last)
         tokens = self.shape.row_tokens
         self.ids.copy_(torch.from_numpy(row.ids), non_blocking=True)
         self.loss_mask.copy_(torch.from_numpy(row.loss_mask), non_blocking=True)
@@ -59,21 +63,14 @@ class RowBatch:
         self.keep.copy_(torch.from_numpy(row.keep), non_blocking=True)
         self.derive_blocks()
         self.derive_labels()
-        self.derive_mask()
+        self.row_masks.refill()
 
     def load_taps(self, encoded: np.ndarray, codec: Codec) -> None:
         """encoded [Lt, T, row_bytes] u8 to taps [T, Lt*H]; it is copied first and decoded on the device."""
         num_taps, tokens, _ = encoded.shape
-        hidden = self.spec.hidden_size
-        taps = self.taps.view(tokens, num_taps, hidden).transpose(0, 1)  # [Lt, T, H]
+        taps = self.taps.view(tokens, num_taps, self.spec.hidden_size).transpose(0, 1)  # [Lt, T, H]
         for own, plane in zip(taps, torch.from_numpy(encoded)):  # tap by tap: only one is on the device twice
-            rows = plane.to(self.taps.device, non_blocking=True)
-            if codec.outliers is None:
-                own.copy_(rows.view(torch.bfloat16))
-            elif own.dtype == torch.bfloat16:
-                decode(rows, hidden, codec.outliers, out=own)
-            else:
-                own.copy_(decode(rows, hidden, codec.outliers))
+            load_plane(plane, codec, own)
 
     def derive_blocks(self) -> None:
         """Sample starts; ids (slot 0 the anchor's token, masks behind it and in spare blocks) and positions."""
@@ -95,10 +92,13 @@ class RowBatch:
         valid = same_sample & self.loss_mask[place] & self.keep[:, None]
         self.valid.copy_(torch.cumprod(valid.to(torch.float32), dim=1))
 
-    def derive_mask(self) -> None:
-        """The mask of this row's anchors: dense on a CPU, tiles on CUDA."""
-        window, causal = self.spec.window, self.spec.is_causal
-        if isinstance(self.mask, Tensor) and self.mask.numel():
-            self.mask[:, : self.shape.row_tokens] = context_mask(self.anchors, self.starts, self.shape, window)
-        else:
-            self.mask = flex_mask(self.anchors, self.starts, self.shape, window, causal)
+
+def load_plane(encoded: Tensor, codec: Codec, own: Tensor) -> None:
+    """encoded [T, row_bytes] u8 on the host to own [T, H]; it is copied first and decoded on the device."""
+    rows = encoded.to(own.device, non_blocking=True)
+    if codec.outliers is None:
+        own.copy_(rows.view(torch.bfloat16))
+    elif own.dtype == torch.bfloat16:
+        decode(rows, own.shape[-1], codec.outliers, out=own)
+    else:
+        own.copy_(decode(rows, own.shape[-1], codec.outliers))

@@ -2,26 +2,60 @@
 
 Queries are A blocks of `stride` slots laid end to end, keys the T context tokens and then the blocks'
 own slots. Slot k of a block with anchor a and sample start s sees context token t iff s <= t < a and,
-with a window W, t > a + k - W; of the block tokens only its own block's, with `causal` only up to k
+with a window W, t > a + k - W; of the block tokens only its own block's, where causal only up to k
 (dflash-spec 2.3). Slots from B on are padding: nobody sees them, and they see what slot B-1 sees, so
 that no query is ever without a key.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from .kinds import AttentionKind
 from .slot import TILE, RowShape
 
+FULL_KIND = AttentionKind()
 
-def dense_mask(
-    anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None = None, causal: bool = False
-) -> Tensor:
-    """bool [Q, T+Q], True = visible; the rule itself, and the mask of the CPU path.
 
-    `anchors` [A] are row indices, `starts` [A] the first row index of each anchor's sample.
+class RowMasks:
+    """The masks of a row, one for each kind of attention, in memory that stays where it is.
+
+    `anchors` [A] are row indices, `starts` [A] the first row index of each anchor's sample; both are kept,
+    not copied, unless they are strided. After their owner wrote others into them, `refill` brings the masks up
+    to date in place: a compiled step sees the same tensors for every row, a CUDA graph the same addresses.
+    All kinds share the two, as a compiled step guards. `is_tiled` takes BlockMasks, as CUDA needs, in place
+    of dense masks; it is decided by the device where it is None.
     """
-    return torch.cat([context_mask(anchors, starts, shape, window), own_mask(shape, causal, anchors.device)], dim=1)
+
+    def __init__(
+        self,
+        anchors: Tensor,
+        starts: Tensor,
+        shape: RowShape,
+        kinds: Sequence[AttentionKind],
+        *,
+        is_tiled: bool | None = None,
+    ) -> None:
+        self.anchors, self.starts = anchors.contiguous(), starts.contiguous()
+        self.shape, self.kinds = shape, tuple(kinds)
+        make = flex_mask if (anchors.is_cuda if is_tiled is None else is_tiled) else dense_mask
+        self.masks = tuple(make(self.anchors, self.starts, shape, kind) for kind in self.kinds)
+
+    def refill(self) -> None:
+        """Makes every mask that of the present anchors; nothing is allocated that outlives the call."""
+        for mask, kind in zip(self.masks, self.kinds):
+            if isinstance(mask, Tensor):
+                mask[:, : self.shape.row_tokens] = context_mask(self.anchors, self.starts, self.shape, kind.window)
+            else:
+                refill_tiles(mask, *tiles(self.anchors, self.starts, self.shape, kind.window))
+
+
+def dense_mask(anchors: Tensor, starts: Tensor, shape: RowShape, kind: AttentionKind = FULL_KIND) -> Tensor:
+    """bool [Q, T+Q], True = visible; the rule itself, and the mask of the CPU path."""
+    context = context_mask(anchors, starts, shape, kind.window)
+    return torch.cat([context, own_mask(shape, kind.is_causal, anchors.device)], dim=1)
 
 
 def context_mask(anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None = None) -> Tensor:
@@ -46,7 +80,7 @@ def own_mask(shape: RowShape, causal: bool, device: torch.device) -> Tensor:
 def tiles(anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None = None) -> tuple[Tensor, Tensor]:
     """(partial, full): bool [Q/128, (T+Q)/128] each; a full tile is visible as a whole.
 
-    Exact for anchors in any order; sorted ones skip the most. Holds with and without `causal`, since
+    Exact for anchors in any order; sorted ones skip the most. Holds with and without causality, since
     a block's own tile is always partial.
     """
     num_rows, num_columns = shape.num_queries // TILE, shape.num_keys // TILE
@@ -64,18 +98,16 @@ def tiles(anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None =
     return (touched & ~full) | (column == own_column), full
 
 
-def flex_mask(
-    anchors: Tensor, starts: Tensor, shape: RowShape, window: int | None = None, causal: bool = False
-) -> BlockMask:
+def flex_mask(anchors: Tensor, starts: Tensor, shape: RowShape, kind: AttentionKind = FULL_KIND) -> BlockMask:
     """The same rule as a BlockMask; keeps `anchors` and `starts`, evaluates the rule in partial tiles only.
 
-    A compiled step guards the strides of both, so they are kept contiguous: a column of a table would be a recompile.
+    A compiled step guards the strides of both, so they must be contiguous: a column of a table would be a recompile.
     """
-    anchors, starts = anchors.contiguous(), starts.contiguous()
-    partial, full = tiles(anchors, starts, shape, window)
-    partial_counts, partial_columns = compressed(partial)
-    full_counts, full_columns = compressed(full)
+    assert anchors.is_contiguous()
+    assert starts.is_contiguous()
+    partial, full = tiles(anchors, starts, shape, kind.window)
     row_tokens, stride, last_slot = shape.row_tokens, shape.stride, shape.block_size - 1
+    window, causal = kind.window, kind.is_causal
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         block = query // stride
@@ -89,14 +121,28 @@ def flex_mask(
         return context | (own & (own_slot <= (slot if causal else last_slot)))
 
     return BlockMask.from_kv_blocks(
-        partial_counts,
-        partial_columns,
-        full_counts,
-        full_columns,
+        *compressed(partial),
+        *compressed(full),
         BLOCK_SIZE=TILE,
         mask_mod=rule,
         seq_lengths=(shape.num_queries, shape.num_keys),
     )
+
+
+def refill_tiles(mask: BlockMask, partial: Tensor, full: Tensor) -> None:
+    """Writes other tiles of the same shape into a mask of `flex_mask`, into the very tensors that it has.
+
+    Those are count and columns for each row of queries and, for the backward, count and rows for each column of keys.
+    """
+    marked = (partial, full)
+    places = (
+        (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices),
+        (mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices),
+    )
+    for place, (one, other) in zip(places, (marked, (partial.T, full.T))):
+        for held, fresh in zip(place, (*compressed(one), *compressed(other))):
+            assert held is not None
+            held.copy_(fresh)
 
 
 def compressed(marked: Tensor) -> tuple[Tensor, Tensor]:

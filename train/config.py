@@ -4,32 +4,47 @@ import math
 from dataclasses import dataclass
 
 from ..settings import require, section, setting
+from .kinds import CAUSAL_CHOICES, named_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterConfig:
-    """Shape of the drafter; what is None follows the target."""
+    """Shape of the drafter; what is None follows `init` where it is given, else the default or the target."""
 
-    num_layers: int = setting(5, "drafter layers, count", flag="--layers")
-    block_size: int = setting(16, "tokens of a block, the anchor counted", flag="--block-size")
+    num_layers: int | None = setting(None, "drafter layers, count; default: 5", flag="--layers")
+    block_size: int | None = setting(None, "tokens of a block, the anchor counted; default: 16", flag="--block-size")
     mask_token_id: int | None = setting(
         None,
         "id of the masked slots; default: the tokenizer's mask token, else the first unused embedding row",
         flag="--mask-token",
     )
+    init: str | None = setting(
+        None, "folder of a drafter in z-lab's format to start from; what is not set follows it; default: random weights"
+    )
     taps: tuple[int, ...] | None = setting(None, "subset of the store's taps to train on; default: all")
-    window: int | None = setting(None, "sliding window of every layer, tokens; default: none, full context")
+    window: int | None = setting(None, "window of the sliding layers, tokens; default: none, full context")
+    layer_types: tuple[str, ...] | None = setting(
+        None,
+        "sliding_attention or full_attention for each layer, or short like 4xsliding,1xfull; "
+        "default: all sliding with a window, else all full",
+    )
+    causal: str | None = setting(
+        None, "layers whose slots see only earlier slots of their block: no, sliding, all; default: no"
+    )
     intermediate_size: int | None = setting(None, "MLP width; default: the target's")
     num_heads: int | None = setting(None, "query heads; default: the target's")
     num_kv_heads: int | None = setting(None, "key/value heads; default: the target's")
     head_dim: int | None = setting(None, "head width; default: the target's")
 
     def __post_init__(self) -> None:
-        require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "at least 1 layer")
-        require(2 <= self.block_size <= 128, "drafter.block_size", self.block_size, "2 to 128 tokens")
+        block, layers = self.block_size, self.num_layers
+        require(layers is None or layers >= 1, "drafter.num_layers", layers, "at least 1 layer")
+        require(block is None or 2 <= block <= 128, "drafter.block_size", block, "2 to 128 tokens")
         for name in ("window", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"drafter.{name}", value, "at least 1")
+        require(self.causal in (None, *CAUSAL_CHOICES), "drafter.causal", self.causal, ", ".join(CAUSAL_CHOICES))
+        named_layers(self.layer_types or ())  # raises for a name that is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,19 +66,42 @@ class RowsConfig:
         require(self.shuffle_segments >= 1, "rows.shuffle_segments", self.shuffle_segments, "at least 1 segment")
 
 
+OBJECTIVE_NAMES = ("ce", "kl", "tv", "lk", "lk_hybrid", "tv_tokens")
+TOKEN_OBJECTIVES = ("ce", "tv_tokens")  # need the text alone
+WEIGHT_NAMES = ("decay", "uniform", "dpace", "first_error")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Cross-entropy on the block's tokens, weighted by slot."""
+    """What the block's slots are held to, and how much each counts."""
 
-    weights: str = setting("decay", "weights of the slots: decay, uniform, dpace")
+    objective: str = setting(
+        "ce",
+        "ce (cross-entropy) and tv_tokens hold a slot to the text's token; kl, tv, lk and lk_hybrid to the target's "
+        "own distribution, from a store made with --last",
+    )
+    hybrid_eta: float = setting(3.0, "how fast lk_hybrid goes from kl to tv as acceptance grows")
+    weights: str = setting("decay", "weights of the slots: decay, uniform, dpace, first_error")
     gamma: float | None = setting(
         None, "decay length in slots; default: 7, 5, 4 for blocks of 16, 10, 8, else half a block"
     )
     dpace_alpha: float = setting(0.5, "floor of the D-PACE factors, 0 to 1")
     chunk_blocks: int = setting(64, "blocks whose logits exist at once, count")
 
+    @property
+    def needs_last(self) -> bool:
+        """True where the objective reads the target's last hidden states."""
+        return self.objective not in TOKEN_OBJECTIVES
+
     def __post_init__(self) -> None:
-        require(self.weights in ("decay", "uniform", "dpace"), "loss.weights", self.weights, "decay, uniform or dpace")
+        require(
+            self.objective in OBJECTIVE_NAMES,
+            "loss.objective",
+            self.objective,
+            "ce, kl, tv, lk, lk_hybrid or tv_tokens (against tokens kl and lk are ce)",
+        )
+        require(0 <= self.hybrid_eta < math.inf, "loss.hybrid_eta", self.hybrid_eta, "0 or more, finite")
+        require(self.weights in WEIGHT_NAMES, "loss.weights", self.weights, "decay, uniform, dpace or first_error")
         require(self.gamma is None or 0 < self.gamma < math.inf, "loss.gamma", self.gamma, "more than 0 slots, finite")
         require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
         require(self.chunk_blocks >= 1, "loss.chunk_blocks", self.chunk_blocks, "at least 1 block")

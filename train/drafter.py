@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.checkpoint import checkpoint
 
 from .attention import KeysValues, Visible, attend, visible_keys
+from .kinds import AttentionKind
 from .spec import DrafterSpec
 
 Rotation = tuple[Tensor, Tensor]  # cos, sin: [n, d/2] fp32
@@ -87,12 +89,14 @@ class Drafter(nn.Module):
     """Fuses the taps once, then runs L layers over the blocks.
 
     `inv_freq` is a plain fp32 attribute: it follows the weights to their device and never
-    takes their dtype (dflash-spec 2.4).
+    takes their dtype (dflash-spec 2.4). With `is_checkpointed` a layer keeps only its input for the
+    backward and runs a second time there: less memory, the same gradients.
     """
 
-    def __init__(self, spec: DrafterSpec) -> None:
+    def __init__(self, spec: DrafterSpec, *, is_checkpointed: bool = False) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.is_checkpointed = spec, is_checkpointed
+        self.layer_kinds = tuple(spec.kinds.index(kind) for kind in spec.attention)
         self.fc = nn.Linear(spec.num_taps * spec.hidden_size, spec.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
@@ -123,21 +127,28 @@ class Drafter(nn.Module):
         block_embeds: Tensor,
         context_positions: Tensor,
         block_positions: Tensor,
-        mask: Tensor | BlockMask,
+        masks: Sequence[Tensor | BlockMask],
     ) -> Tensor:
         """Output of all blocks of a row, after the final norm: [Q, H].
 
-        taps [T, Lt*H], block_embeds [Q, H] (already scaled), positions [T] and [Q]. On a CPU `mask` is
-        the dense bool [Q, T+Q], True = visible; on CUDA it is a BlockMask and the call is inside
-        torch.compile. Anything else raises RuntimeError: no path is ever chosen silently.
+        taps [T, Lt*H], block_embeds [Q, H] (already scaled), positions [T] and [Q]; one of `masks` for each
+        of `spec.kinds`, in that order. On a CPU a mask is dense, bool [Q, T+Q], True = visible; on CUDA it is a
+        BlockMask and the call is inside torch.compile. Anything else raises RuntimeError: no path is ever
+        chosen silently.
         """
-        visible = visible_keys(mask, len(taps), taps.device)
+        if len(masks) != len(self.spec.kinds):
+            raise ValueError(f"{len(masks)} masks for the kinds of attention {[str(k) for k in self.spec.kinds]}")
+        visible = [visible_keys(mask, len(taps), taps.device) for mask in masks]
         context = self.hidden_norm(self.fc(taps))  # [T, H]
-        context_rotation = self.rotation(context_positions)
-        block_rotation = self.rotation(block_positions)
+        rotations = self.rotation(block_positions), self.rotation(context_positions)
         x = block_embeds
-        for layer in self.layers:
-            x = layer(x, block_rotation, layer.self_attn.keys_values(context, context_rotation), visible)
+        for layer, kind in zip(self.layers, self.layer_kinds):
+            inputs = layer, x, context, *rotations, visible[kind]
+            if self.is_checkpointed and torch.is_grad_enabled():
+                x = checkpoint(run_layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+                assert isinstance(x, Tensor)
+            else:
+                x = run_layer(*inputs)
         return self.norm(x)
 
     def rotation(self, positions: Tensor) -> Rotation:
@@ -163,11 +174,18 @@ class Drafter(nn.Module):
         Dense attention of m queries on every device: its scores are m x (context + m), not a training step's.
         """
         rotation = self.rotation(positions)
-        mask = cache.mask(positions)
+        masks = cache.masks(positions)
         x = block_embeds.to(self.fc.weight.dtype)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotation, cache.context(i), mask)
+        for i, (layer, kind) in enumerate(zip(self.layers, self.layer_kinds)):
+            x = layer(x, rotation, cache.context(i), masks[kind])
         return self.norm(x)
+
+
+def run_layer(
+    layer: Layer, x: Tensor, context: Tensor, rotation: Rotation, context_rotation: Rotation, visible: Visible
+) -> Tensor:
+    """A layer over the blocks x [Q, H], with keys and values of its own from the context [T, H]."""
+    return layer(x, rotation, layer.self_attn.keys_values(context, context_rotation), visible)
 
 
 class ContextCache:
@@ -195,16 +213,20 @@ class ContextCache:
         held = self.layers[layer][:, :, : self.length]
         return held[0], held[1]
 
-    def mask(self, positions: Tensor) -> Tensor | None:
-        """What a block at positions [m] sees: bool [m, length+m], or None where it sees everything."""
-        if self.spec.window is None and not self.spec.is_causal:
-            return None
+    def masks(self, positions: Tensor) -> list[Tensor | None]:
+        """What a block at positions [m] sees, for each kind of attention in the order of `spec.kinds`."""
         keys = torch.cat([self.positions, positions.to(self.positions)])
         distance = positions.to(keys)[:, None] - keys[None]  # [m, length+m]
+        return [self.mask(kind, distance) for kind in self.spec.kinds]
+
+    def mask(self, kind: AttentionKind, distance: Tensor) -> Tensor | None:
+        """bool [m, length+m], True = visible, from the keys' distance before each slot; None where all is seen."""
+        if kind == AttentionKind():
+            return None
         seen = torch.ones_like(distance, dtype=torch.bool)
-        if self.spec.window is not None:
-            seen[:, : self.length] = distance[:, : self.length] < self.spec.window
-        if self.spec.is_causal:
+        if kind.window is not None:
+            seen[:, : self.length] = distance[:, : self.length] < kind.window
+        if kind.is_causal:
             seen[:, self.length :] = distance[:, self.length :] >= 0
         return seen
 

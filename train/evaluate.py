@@ -88,7 +88,7 @@ def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | N
     """The offline walk over the held-out samples of a store; no target is opened."""
     weight = drafter.fc.weight
     with open_store(store_dir, facts) as reader:
-        require_recorded(facts.spec.window, reader.manifest.window, str(store_dir))
+        require_recorded(facts.spec.reach, reader.manifest.window, str(store_dir))
         rows = held_out_rows(reader, facts)[:limit]
         frozen = read_frozen(reader.store_dir)
         embedding = frozen.embedding.to(weight)

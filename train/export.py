@@ -23,6 +23,7 @@ from .checkpoint import find_step, load_drafter
 from .config import ExportConfig
 from .evaluation_file import EVALUATION_NAME, read_evaluation
 from .facts import RunFacts
+from .kinds import describe
 from .spec import DrafterSpec
 from .zlab import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, read_zlab, tensor_shapes, zlab_config
 
@@ -167,7 +168,8 @@ def model_card(facts: RunFacts, step: int, commands: tuple[str, ...], exam: Mapp
         f"| target | {name}, {target['num_layers']} layers, weights sha256 `{target['weights_sha256']}` |",
         f"| taps | outputs of layers {', '.join(map(str, spec.tap_layers))} |",
         f"| drafter | {spec.num_layers} layers, {num_parameters(spec):,} parameters |",
-        *([f"| attention | sliding window of {spec.window} tokens in every layer |"] if spec.window else []),
+        f"| attention | {describe(spec.attention)} |",
+        *([f"| started from | a drafter, tensors sha256 `{facts.init['sha256']}` |"] if facts.init else []),
         f"| block, mask token | {spec.block_size}, id {spec.mask_token_id} |",
         f"| slots | {spec.slot_meaning} |",
         f"| training | step {step} of {facts.steps}, {facts.num_train:,} samples, {facts.rows_per_epoch:,} rows of "

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 from .. import UserError, __version__
 from ..store.manifest import Manifest, differences
+from .kinds import describe
 from .slot import RowShape
 from .spec import DrafterSpec
 
-FORMAT = 1
+FORMAT = 2
 FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME, KERNELS_NAME = "run.json", "train.toml", "checkpoints", "kernels"
 TEMPORARY_NAME = re.compile(r".+\.tmp\.[^.]+\.\d+")
 SHOWN_DIFFERENCES = 3
@@ -42,6 +43,7 @@ class RunFacts:
     """The content of run.json. `identity` is what a resume must find unchanged."""
 
     spec: DrafterSpec
+    init: dict[str, str] | None  # the WarmStart of the first weights; None: random ones
     store: dict[str, Any]  # the store's manifest
     store_path: str  # where the store was when the run was last started
     segments: str  # 'all', or the committed segments that the run reads, like 0-3,7
@@ -79,12 +81,14 @@ class RunFacts:
     def identity(self) -> dict[str, Any]:
         """Flat names and values that decide the run's weights, the store's own facts left out."""
         own = ("row_tokens", "anchors", "rows_per_step", "shuffle_segments")
-        flat = {f"rows.{name}": getattr(self, name) for name in own}
+        flat: dict[str, Any] = {"drafter.init": self.init and self.init["path"]}
+        flat |= {f"rows.{name}": getattr(self, name) for name in own}
         flat |= {
             name: getattr(self, name) for name in ("segments", "snapshot", "num_train", "num_held_out", "steps", "seed")
         }
         flat |= {"dtype": self.dtype, "eval_samples": self.eval_samples}
         flat |= {f"drafter.{name}": value for name, value in self.spec.as_dict().items()}
+        flat["drafter.attention"] = describe(self.spec.attention)
         flat |= {f"loss.{name}": value for name, value in self.loss.items()}
         return flat | {f"optim.{name}": value for name, value in self.optim.items()}
 

@@ -31,6 +31,7 @@ from .plots import plot_run
 from .run import Run, check_run, interval, make_folder, require_unchanged, write_run
 from .slot import RowSlot
 from .step import TrainStep
+from .warm_start import WarmStart, load_start
 
 LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory and of RUN
 
@@ -73,11 +74,14 @@ class Trainer:
         facts, dtype = self.facts, getattr(torch, self.facts.dtype)
         frozen = read_frozen(Path(self.config.store))
         drafter = Drafter(facts.spec)
-        drafter.init_weights(facts.seed)
+        if facts.init is None:
+            drafter.init_weights(facts.seed)
         self.drafter = drafter.to(device, dtype)
-        self.step = TrainStep(self.drafter, frozen.embedding, frozen.head, facts.shape, self.config.loss)
+        self.step = TrainStep(
+            self.drafter, frozen.embedding, frozen.head, facts.shape, self.config.loss, norm=frozen.norm
+        )
         self.optimizer = MasterOptimizer(self.drafter.named_parameters(), self.config.optim, facts.steps)
-        self.batch = RowBatch(facts.spec, facts.shape, device, dtype)
+        self.batch = RowBatch(facts.spec, facts.shape, device, dtype, has_last=self.config.loss.needs_last)
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
         self.state = LoopState(step=0, epoch=0, row=0)
@@ -85,6 +89,8 @@ class Trainer:
     def train(self) -> None:
         """Runs the loop to its end, from the newest checkpoint or from the start."""
         is_resumed = self.resume()
+        if not is_resumed and self.facts.init is not None:
+            self.warm_start(WarmStart(**self.facts.init))
         start = {"step": self.state.step, "steps": self.facts.steps, "is_resumed": is_resumed}
         self.channel.tell(("start", start | {"mask_note": self.run.mask_note()}))
         with (
@@ -122,6 +128,14 @@ class Trainer:
         self.state = loaded.state
         return True
 
+    @torch.no_grad()
+    def warm_start(self, start: WarmStart) -> None:
+        """Sets masters, and from them the weights, to those of the drafter that the run starts from."""
+        weights = load_start(start)
+        for name, master in zip(self.optimizer.names, self.optimizer.masters):
+            master.copy_(weights[name])
+        self.optimizer.round_masters()
+
     def open_loader(self) -> Loader:
         """The loader of the rows that are still to train on."""
         facts = self.facts
@@ -130,6 +144,7 @@ class Trainer:
             num_taps=facts.spec.num_taps,
             hidden_size=facts.spec.hidden_size,
             codec_name=facts.codec_name,
+            has_last=self.config.loss.needs_last,
         )
         plan = LoaderPlan(
             store_dir=Path(self.config.store).absolute(),

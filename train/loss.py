@@ -1,16 +1,20 @@
-"""Cross-entropy of block slots through the target's frozen head, and the weights of the slots.
+"""The loss of block slots through the target's frozen head, with d loss / d hidden formed on the way.
 
-The gradient of the hidden states is formed in the forward, chunk by chunk of whole blocks, so no logits
-are kept and the head is multiplied twice, not three times (dflash-spec 6.1). Sums are un-normalised:
-whoever holds the sums of a whole step divides once. Knows tensors only: no drafter, no store.
+Both are formed chunk by chunk of whole blocks, so no logits are kept and the head is multiplied twice, not three
+times (dflash-spec 6.1); a target's own distribution takes one more. Sums are un-normalised: whoever holds the sums
+of a whole step divides once. Knows tensors only: no drafter, no store.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # decay lengths of the paper, by block size (dflash-spec 2.6)
+from .config import LossConfig
+from .objectives import OBJECTIVES, Drafted
+from .slot_weights import dynamic_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,104 +25,152 @@ class Head:
     multiplier: float = 1.0
     softcap: float | None = None  # softcap(z) = softcap * tanh(z / softcap)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 [n, V] of hidden [n, H]."""
-        out = (hidden @ self.weight.t()).to(torch.float32)
-        if self.multiplier != 1.0:
-            out = out * self.multiplier
-        return out if self.softcap is None else self.softcap * torch.tanh(out / self.softcap)
+    def products(self, hidden: Tensor) -> Tensor:
+        """hidden [n, H] @ weight.T: [n, V] in the head's dtype."""
+        return hidden @ self.weight.t()
 
-    def slope(self, logits: Tensor) -> Tensor | float:
-        """d logits / d (hidden @ weight.T), from the logits themselves."""
-        if self.softcap is None:
-            return self.multiplier
-        return self.multiplier * (1.0 - (logits / self.softcap) ** 2)
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """What the target itself says at each slot: its head's inputs, one token before the slot's own.
+
+    Rows of `hidden` that no valid slot names may hold anything, NaN included.
+    """
+
+    hidden: Tensor  # [T, H], the row's last states after the target's final norm
+    places: Tensor  # [A, B-1] i64, row index a+k-1 of slot k
+
+
+class SlotNumbers(NamedTuple):
+    """What a chunk of blocks gave, [a, B-1] each, fp32 or wider; their names are those of `BlockLoss`."""
+
+    weights: Tensor
+    value: Tensor
+    nll: Tensor
+    hit: Tensor  # bool
+    alpha: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLoss:
     """What one row's blocks gave; slots k = 1..B-1, slot 0 does not exist here."""
 
-    loss: Tensor  # scalar fp32, sum of weight * nll; carries the gradient
-    weights: Tensor  # [A, B-1] fp32, as used; their sum is the loss's denominator
-    nll: Tensor  # [A, B-1] fp32, of every slot, valid or not
+    loss: Tensor  # scalar, sum of weight * value
+    weights: Tensor  # [A, B-1], as used; their sum is the loss's denominator
+    value: Tensor  # [A, B-1], the objective of every slot, valid or not
+    nll: Tensor  # [A, B-1], -log probability of the label
     hit: Tensor  # [A, B-1] bool, True = the label has the largest logit
+    alpha: Tensor | None  # [A, B-1], sum of min(p, q): expected acceptance; None without a teacher
+    gradient: Tensor  # [Q, H], d loss / d hidden
 
 
-def frozen_head_loss(
-    hidden: Tensor, head: Head, labels: Tensor, weights: Tensor, *, chunk_blocks: int, dpace_alpha: float | None = None
-) -> BlockLoss:
-    """Weighted cross-entropy of hidden [Q, H] against labels [A, B-1] with weights [A, B-1].
+ChunkFunction = Callable[[Tensor, Tensor | None, Tensor, Tensor], tuple[SlotNumbers, Tensor]]
 
-    `hidden` holds A blocks of Q/A slots; slots 0 and from B on are cut away before the head. With
-    `dpace_alpha` the weights (0 or 1 then) are multiplied by D-PACE's, taken from this very pass.
-    Gradients reach `hidden` only.
+
+def make_chunk_loss(config: LossConfig, head: Head) -> ChunkFunction:
+    """The arithmetic of one chunk as a function of tensors alone, which torch.compile takes as one graph.
+
+    It takes the products hidden @ weight.T [a*(B-1), V] of the drafter, those of the target (None where the objective
+    reads none), labels i64 [a, B-1] and the slots' static weights [a, B-1], 0 where a slot is not valid. Beside the
+    slots' numbers it gives d loss / d products [a*(B-1), V] in their dtype.
     """
-    loss, used, nll, hit = FrozenHeadLoss.apply(hidden, head, labels, weights, chunk_blocks, dpace_alpha)
-    return BlockLoss(loss, used, nll, hit)
+    objective, multiplier, softcap = OBJECTIVES[config.objective], head.multiplier, head.softcap
+
+    def capped(products: Tensor) -> Tensor:
+        """Logits, fp32 or wider."""
+        out = products.to(torch.promote_types(products.dtype, torch.float32))
+        out = out if multiplier == 1.0 else out * multiplier
+        return out if softcap is None else softcap * torch.tanh(out / softcap)
+
+    def slope(logits: Tensor) -> Tensor | float:
+        """d logits / d products, from the logits themselves."""
+        return multiplier if softcap is None else multiplier * (1.0 - (logits / softcap) ** 2)
+
+    def chunk_loss(
+        products: Tensor, teacher: Tensor | None, labels: Tensor, weights: Tensor
+    ) -> tuple[SlotNumbers, Tensor]:
+        logits = capped(products)
+        label = labels.reshape(-1, 1)  # [n, 1]
+        at_label = logits.gather(1, label)
+        log_sum = torch.logsumexp(logits, dim=-1, keepdim=True)
+        nll = log_sum - at_label
+        hit = logits.argmax(-1, keepdim=True) == label
+        log_p = None if teacher is None else torch.log_softmax(capped(teacher), dim=-1)
+        judged = objective(Drafted(logits - log_sum, nll[:, 0], log_p), config)
+        shape = labels.shape
+        factor = dynamic_weights(config, nll.view(shape), hit.view(shape), weights > 0)
+        used = weights.to(nll.dtype)
+        used = used if factor is None else used * factor
+        scale = used.reshape(-1, 1)
+        gradient = judged.error.mul_(scale * slope(logits)).to(products.dtype)
+        if judged.label_error is not None:
+            exact = judged.label_error[:, None] * (scale * slope(at_label))
+            gradient.scatter_(1, label, exact.to(products.dtype))
+        alpha = None if judged.alpha is None else judged.alpha.view(shape)
+        return SlotNumbers(used, judged.value.view(shape), nll.view(shape), hit.view(shape), alpha), gradient
+
+    return chunk_loss
 
 
-class FrozenHeadLoss(torch.autograd.Function):
-    """The loss of all chunks, with d loss / d hidden formed on the way."""
+@torch.no_grad()
+def frozen_head_loss(
+    hidden: Tensor,
+    head: Head,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    chunk_blocks: int,
+    chunk_loss: ChunkFunction,
+    teacher: Teacher | None = None,
+) -> BlockLoss:
+    """The weighted loss of hidden [Q, H] against labels [A, B-1] with static weights [A, B-1].
 
-    @staticmethod
-    def forward(ctx, hidden, head, labels, weights, chunk_blocks, dpace_alpha):
-        num_blocks, num_slots = labels.shape
-        blocks = hidden.view(num_blocks, -1, hidden.shape[-1])  # [A, stride, H]
-        gradient = torch.zeros_like(blocks) if ctx.needs_input_grad[0] else None
-        used = torch.empty_like(weights)
-        nll = torch.empty_like(weights)
-        hit = torch.empty_like(labels, dtype=torch.bool)
-        size = equal_chunk(num_blocks, chunk_blocks)
-        for begin in range(0, num_blocks, size):
-            part = slice(begin, begin + size)
-            inputs = blocks[part, 1 : num_slots + 1].reshape(size * num_slots, -1)  # [size*(B-1), H]
-            logits = head.logits(inputs)  # [size*(B-1), V] fp32
-            log_sum = torch.logsumexp(logits, dim=-1)
-            target = labels[part].reshape(-1, 1)
-            nll[part] = (log_sum - logits.gather(1, target)[:, 0]).view(size, num_slots)
-            hit[part] = (logits.argmax(-1) == target[:, 0]).view(size, num_slots)
-            used[part] = weights[part]
-            if dpace_alpha is not None:
-                used[part] *= dpace_weights(nll[part], weights[part] > 0, dpace_alpha)
-            if gradient is not None:
-                scale = used[part].reshape(-1, 1) * head.slope(logits)
-                error = torch.exp(logits - log_sum[:, None])
-                error.scatter_add_(1, target, torch.full_like(log_sum, -1.0)[:, None])
-                formed = (error * scale).to(hidden.dtype) @ head.weight
-                gradient[part, 1 : num_slots + 1] = formed.view(size, num_slots, -1)
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(used, nll, hit)
-        return (used * nll).sum(), used, nll, hit
+    `hidden` holds A blocks of Q/A slots; slots 0 and from B on are cut away before the head and get no gradient.
+    Outside of autograd: the caller goes on with `hidden.backward(result.gradient)`.
+    """
+    num_blocks, num_slots = labels.shape
+    blocks = hidden.view(num_blocks, -1, hidden.shape[-1])  # [A, stride, H]
+    gradient = torch.empty_like(blocks)
+    gradient[:, 0] = 0
+    gradient[:, num_slots + 1 :] = 0
+    size = equal_chunk(num_blocks, chunk_blocks)
+    chunks: list[SlotNumbers] = []
+    for begin in range(0, num_blocks, size):
+        part = slice(begin, begin + size)
+        inputs = blocks[part, 1 : num_slots + 1].reshape(size * num_slots, -1)  # [size*(B-1), H]
+        told = None if teacher is None else head.products(teacher_rows(teacher, part, weights[part]))
+        numbers, error = chunk_loss(head.products(inputs), told, labels[part], weights[part])
+        gradient[part, 1 : num_slots + 1] = (error @ head.weight).view(size, num_slots, -1)
+        del told, error  # before the next chunk's are made
+        chunks.append(numbers)
+    used, value, nll, hit = (torch.cat(column) for column in list(zip(*chunks))[:-1])
+    alphas = [chunk.alpha for chunk in chunks if chunk.alpha is not None]
+    return BlockLoss(
+        loss=(used * value).sum(),
+        weights=used,
+        value=value,
+        nll=nll,
+        hit=hit,
+        alpha=torch.cat(alphas) if alphas else None,
+        gradient=gradient.view_as(hidden),
+    )
 
-    @staticmethod
-    def backward(ctx, *outer):
-        (gradient,) = ctx.saved_tensors
-        hidden_gradient = (gradient * outer[0].to(gradient.dtype)).view(-1, gradient.shape[-1])
-        return hidden_gradient, None, None, None, None, None
+
+def teacher_rows(teacher: Teacher, part: slice, weights: Tensor) -> Tensor:
+    """The head's inputs [a*(B-1), H] of a chunk; zeros for slots without a weight, whatever lies there."""
+    rows = teacher.hidden[teacher.places[part].reshape(-1)]
+    return torch.where(weights.reshape(-1, 1) > 0, rows, 0.0)
+
+
+def final_norm(last: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The target's final RMSNorm of its last states [T, H], in fp32 or wider, given back in their dtype.
+
+    `weight` [H] is the factor as the store holds it: 1 + w where the family's norm multiplies by that.
+    """
+    wide = last.to(torch.promote_types(last.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(last.dtype)
 
 
 def equal_chunk(num_blocks: int, chunk_blocks: int) -> int:
     """The largest divisor of `num_blocks` up to `chunk_blocks`: all chunks get one shape."""
     return next(size for size in range(min(chunk_blocks, num_blocks), 0, -1) if num_blocks % size == 0)
-
-
-def default_gamma(block_size: int) -> float:
-    """The paper's decay length where it states one, else half a block; slots."""
-    return GAMMAS.get(block_size, block_size / 2)
-
-
-def decay_weights(block_size: int, gamma: float) -> Tensor:
-    """exp(-(k-1) / gamma) for slots k = 1..B-1: [B-1] fp32 (dflash-spec 2.6)."""
-    return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
-
-
-def dpace_weights(nll: Tensor, valid: Tensor, alpha: float) -> Tensor:
-    """D-PACE's weights [A, B-1] from the slots' nll (arXiv 2605.18810; dflash-spec 2.6), without gradient.
-
-    q = exp(-nll), q~ = alpha + (1-alpha) q, C_k = product of q~ up to k, w_k = sum of C_m over m >= k; an
-    invalid slot has the factor 1 and adds nothing to the sum.
-    """
-    factor = alpha + (1.0 - alpha) * torch.exp(-nll.detach())
-    reach = torch.cumprod(torch.where(valid, factor, 1.0), dim=-1) * valid
-    return torch.flip(torch.cumsum(torch.flip(reach, [-1]), dim=-1), [-1])

@@ -22,7 +22,8 @@ DEFINITIONS = {
     "kind": "'train': numbers of one optimizer update; 'exam': numbers of one walk over held-out answers",
     "step": "optimizer updates done when the line was written; an exam at step 0 is of the untrained drafter",
     "epoch": "passes over the training rows after this update: rows trained on over rows of the first pass",
-    "loss": "sum of weight * cross-entropy over sum of weights, natural log, over all labelled slots of the step",
+    "loss": "sum of weight * objective (`loss.objective`, cross-entropy by default) over sum of weights, natural log, "
+    "over all labelled slots of the step",
     "weight": "sum of the slots' weights: what loss and gradient are divided by",
     "accuracy": "share of labelled slots (slot 0 and slots behind an answer's end have none) whose likeliest token is "
     "the label",
@@ -30,6 +31,8 @@ DEFINITIONS = {
     "accepted_drafts_teacher_forced": "leading right slots of a block, mean over the step's blocks; they start at "
     "anchors drawn from the training text, so it is rosier than decoding: compare it with itself only",
     "acceptance_length_teacher_forced": "accepted_drafts_teacher_forced + 1",
+    "acceptance_expected": "sum over tokens of min(p, q), p the target's and q the drafter's probability at "
+    "temperature 1: the chance that a sampled draft is kept, mean over labelled slots; only with objectives on p",
     "grad_norm": "length of the gradient of the mean loss before clipping, over all trained tensors",
     "lr": "learning rate of the update (of the matrices, where the optimizer is muon)",
     "num_blocks": "blocks of the step's rows that count (spare slots not), count",

@@ -81,11 +81,12 @@ def fill_row(
 
     `taps` are indices into the store's tap list; states stay as the store encodes them. A sample of n
     recorded positions takes n + 1 tokens, from the first recorded one on; its positions count from its own start.
-    The taps of the last token and of all padding are zeros.
+    The states of the last token and of all padding are zeros. Last states are read only where `out` has room for them.
     """
     shape = order.shape
     eligible = np.zeros(shape.row_tokens, np.bool_)  # [T]
     requests: list[Request] = []
+    last_requests: list[Request] = []
     end = 0
     for number, sample in enumerate(samples):
         first, n = int(reader.samples.first[sample]), int(reader.samples.n[sample])
@@ -94,6 +95,9 @@ def fill_row(
         ids, loss_mask = reader.tokens(int(sample))
         requests.append(Request(int(sample), out.taps[:, begin : end - 1], taps))
         out.taps[:, end - 1] = 0
+        if out.last is not None:
+            last_requests.append(Request(int(sample), out.last[None, begin : end - 1]))
+            out.last[end - 1] = 0
         out.ids[begin:end] = ids[own]
         out.loss_mask[begin:end] = loss_mask[own]
         out.sample_ids[begin:end] = number
@@ -101,6 +105,9 @@ def fill_row(
         eligible[begin:end] = eligible_anchors(loss_mask)[own]
     reader.read_many(requests, encoded=True)
     out.taps[:, end:] = 0
+    if out.last is not None:
+        reader.read_many(last_requests, encoded=True, array="last")
+        out.last[end:] = 0
     out.ids[end:] = 0
     out.loss_mask[end:] = False
     out.sample_ids[end:] = -1

@@ -66,7 +66,7 @@ def training_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
         upper.plot(steps[width - 1 :], running_mean(values, width), color=LOSS_COLOUR, linewidth=2, label=label)
         upper.legend(frameon=False)
     upper.set_yscale("log")
-    dress(upper, "Training loss", "loss (nats per label, weighted)")
+    dress(upper, "Training loss", "loss (weighted mean over labels)")
     for axes in lower:
         axes.plot(*zip(*exams), color=EXAM_COLOUR, marker="o", linewidth=2)
         step, value = exams[-1]

@@ -16,7 +16,7 @@ from ..settings import as_dict, as_toml, digest
 from ..store.files import publish, storage_error
 from ..store.ranges import as_ranges
 from ..store.reader import StoreReader
-from .config import TrainConfig
+from .config import TOKEN_OBJECTIVES, TrainConfig
 from .facts import (
     CONFIG_NAME,
     FACTS_NAME,
@@ -28,23 +28,28 @@ from .facts import (
     require_same_run,
     require_same_store,
 )
+from .kinds import layout_of
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
 from .slot import TILE, RowShape, default_anchors
-from .spec import make_spec, require_free, require_recorded
+from .spec import DrafterSpec, make_spec, require_free, require_recorded
+from .warm_start import WarmStart, continued_spec, read_start
 
 ROW_TOKENS = {"cuda": 16384, "cpu": 512}  # fewest tokens of a default row, by device type
 LEFT_OVERS = (".lock", CONFIG_NAME, KERNELS_NAME)  # of a start that ended before run.json was there
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
-def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, device_type: str) -> RunFacts:
+def resolve_facts(
+    config: TrainConfig, reader: StoreReader, segments: str, device_type: str, old: RunFacts | None = None
+) -> RunFacts:
     """What this command would train: every default filled in, from the store and the type of device.
 
-    Raises UserError for a store without training samples and for settings that do not fit it: a drafter that reads
-    further back than the store was recorded is one of them.
+    `old` are the facts of the run to resume. Raises UserError for a store without training samples and for settings
+    that do not fit it: a drafter that reads further back than the store was recorded is one of them.
     """
-    spec = make_spec(config.drafter, reader.manifest.target, reader.manifest.tap_layers)
-    require_recorded(spec.window, reader.manifest.window, config.store)
+    spec, start = resolve_spec(config, reader, old)
+    require_recorded(spec.reach, reader.manifest.window, config.store)
+    require_last(config, reader.manifest.has_last)
     train, held_out = (samples_of(reader, split, segments) for split in (TRAIN_SPLIT, HELD_OUT_SPLIT))
     if len(train) == 0:
         raise UserError(
@@ -60,6 +65,7 @@ def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, devic
     rows_per_epoch = len(RowOrder.of(reader, train, shape, seed=config.seed, shuffle_segments=shuffle).rows(0))
     return RunFacts(
         spec=spec,
+        init=dataclasses.asdict(start) if start is not None else None,
         store=reader.manifest.as_json(),
         store_path=str(Path(config.store).absolute()),
         segments=segments,
@@ -80,6 +86,31 @@ def resolve_facts(config: TrainConfig, reader: StoreReader, segments: str, devic
         device_type=device_type,
         config_digest=digest(config),
     )
+
+
+def require_last(config: TrainConfig, has_last: bool) -> None:
+    """Raises UserError where the objective reads last states and the store holds none."""
+    if config.loss.needs_last and not has_last:
+        raise UserError(
+            f"loss.objective = {config.loss.objective!r}, and the store {config.store!r} holds no last hidden states",
+            f"a store made with `dflash extract --last`, or an objective on tokens: {', '.join(TOKEN_OBJECTIVES)}",
+            "extract again with --last, or --set loss.objective=ce",
+        )
+
+
+def resolve_spec(
+    config: TrainConfig, reader: StoreReader, old: RunFacts | None
+) -> tuple[DrafterSpec, WarmStart | None]:
+    """The drafter, and where its first weights come from. A resume takes both from `old` and reads no folder."""
+    drafter, target, tap_layers = config.drafter, reader.manifest.target, reader.manifest.tap_layers
+    if drafter.init is None:
+        return make_spec(drafter, target, tap_layers), None
+    path = str(Path(drafter.init).absolute())
+    if old is not None and old.init is not None and old.init["path"] == path:
+        start, spec = WarmStart(**old.init), old.spec
+    else:
+        start, spec = read_start(drafter.init)
+    return continued_spec(drafter, spec, target, tap_layers), start
 
 
 def default_row_tokens(longest: int, device_type: str) -> int:
@@ -139,7 +170,7 @@ def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
         return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding)
     reader = StoreReader(Path(config.store), partial=old.segments != ALL)
     require_same_store(run_dir, old, reader.manifest)
-    facts = resolve_facts(config, reader, old.segments, old.device_type)
+    facts = resolve_facts(config, reader, old.segments, old.device_type, old)
     require_same_run(run_dir, old, facts)
     return Run(config, facts, reader, is_new=False)
 
@@ -190,9 +221,16 @@ def write_run(run: Run) -> None:
 
 def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
     """The config with every default filled in, so that it trains the same run from any folder."""
-    spec = facts.spec
+    spec, layout = facts.spec, layout_of(facts.spec.attention)
+    assert layout is not None, "a config's layers have a layout"
     drafter = dataclasses.replace(
         config.drafter,
+        num_layers=spec.num_layers,
+        block_size=spec.block_size,
+        init=facts.init and facts.init["path"],
+        window=layout.window,
+        layer_types=layout.layer_types,
+        causal=layout.causal,
         mask_token_id=spec.mask_token_id,
         taps=spec.tap_layers,
         intermediate_size=spec.intermediate_size,

@@ -78,7 +78,7 @@ def default_anchors(row_tokens: int, block_size: int) -> int:
 class RowArrays:
     """Numpy views into one slot; the slot owns the memory.
 
-    The writer fills every array each time. Rows of `taps` that hold no recorded state (padding,
+    The writer fills every array each time. Rows of `taps` and `last` that hold no recorded state (padding,
     and the last token of a sample) must be zeros, which every codec decodes to zeros: a masked NaN
     still spreads through attention.
     """
@@ -91,6 +91,7 @@ class RowArrays:
     positions: np.ndarray  # [T] i32, position inside the sample; 0 = padding
     anchors: np.ndarray  # [A] i32, sorted row indices
     keep: np.ndarray  # [A] bool, False = spare slot
+    last: np.ndarray | None = None  # [T, row_bytes] u8, as `taps`; the target's last states, where the run reads them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +102,7 @@ class RowSlot:
     num_taps: int
     hidden_size: int
     codec_name: str
+    has_last: bool = False
 
     @property
     def codec(self) -> Codec:
@@ -109,8 +111,11 @@ class RowSlot:
     def fields(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
         """(name, shape, dtype) of each array, in the order of their bytes."""
         tokens, block_size = self.shape.row_tokens, self.shape.block_size
+        row_bytes = self.codec.row_bytes(self.hidden_size)
+        last = [("last", (tokens, row_bytes), np.dtype(np.uint8))] if self.has_last else []
         return [
-            ("taps", (self.num_taps, tokens, self.codec.row_bytes(self.hidden_size)), np.dtype(np.uint8)),
+            ("taps", (self.num_taps, tokens, row_bytes), np.dtype(np.uint8)),
+            *last,
             ("ids", (tokens + block_size,), np.dtype(np.int64)),
             ("loss_mask", (tokens + block_size,), np.dtype(np.bool_)),
             ("sample_ids", (tokens,), np.dtype(np.int32)),

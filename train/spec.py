@@ -10,7 +10,9 @@ from typing import Any
 
 from .. import UserError
 from .config import DrafterConfig
+from .kinds import FULL, NONE, SLIDING, AttentionKind, Layout, layout_of, named_layers
 
+NUM_LAYERS, BLOCK_SIZE = 5, 16  # where neither the config nor a drafter to start from says otherwise
 SLOT_MEANING = "slot k predicts its own position a+k"
 
 
@@ -18,7 +20,7 @@ SLOT_MEANING = "slot k predicts its own position a+k"
 class DrafterSpec:
     """Everything that fixes a drafter's weights and mathematics; saved with every checkpoint.
 
-    `window` (tokens, per query, strict) and `is_causal` (inside the block) hold for all layers.
+    `attention` holds the kind of each layer, the first layer first.
     """
 
     hidden_size: int
@@ -36,11 +38,10 @@ class DrafterSpec:
     tap_layers: tuple[int, ...]
     num_target_layers: int
     max_positions: int
+    attention: tuple[AttentionKind, ...]
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     logit_softcap: float | None = None
-    window: int | None = None
-    is_causal: bool = False
     slot_meaning: str = SLOT_MEANING
 
     def __post_init__(self) -> None:
@@ -54,6 +55,8 @@ class DrafterSpec:
             raise UserError(f"head_dim = {self.head_dim}", "an even number, for the rotary pairs", "set an even one")
         if len(self.tap_layers) != self.num_taps:
             raise ValueError(f"{self.num_taps} taps, but tap_layers = {self.tap_layers}")
+        if len(self.attention) != self.num_layers:
+            raise ValueError(f"{self.num_layers} layers, but attention = {self.attention}")
         if self.slot_meaning != SLOT_MEANING:
             raise UserError(
                 f"slot_meaning = {self.slot_meaning!r}",
@@ -61,9 +64,21 @@ class DrafterSpec:
                 "use a drafter of this layout",
             )
 
+    @property
+    def kinds(self) -> tuple[AttentionKind, ...]:
+        """The distinct kinds of attention, in the order in which the layers first have them."""
+        return tuple(dict.fromkeys(self.attention))
+
+    @property
+    def reach(self) -> int | None:
+        """The widest window, tokens; None where a layer reads the full context."""
+        windows = [kind.window for kind in self.attention if kind.window is not None]
+        return max(windows) if len(windows) == self.num_layers else None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads it back."""
-        return dataclasses.asdict(self) | {"tap_layers": list(self.tap_layers)}
+        values = dataclasses.asdict(self)
+        return values | {"tap_layers": list(self.tap_layers), "attention": list(values["attention"])}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "DrafterSpec":
@@ -77,7 +92,8 @@ class DrafterSpec:
                 f"the fields {', '.join(fields)}",
                 "read the run with the version that wrote it",
             )
-        plain: dict[str, Any] = {**values, "tap_layers": tuple(values["tap_layers"])}
+        attention = tuple(AttentionKind(kind["window"], kind["is_causal"]) for kind in values["attention"])
+        plain: dict[str, Any] = {**values, "tap_layers": tuple(values["tap_layers"]), "attention": attention}
         return DrafterSpec(**plain)
 
 
@@ -95,10 +111,11 @@ def make_spec(config: DrafterConfig, target: Mapping[str, Any], tap_layers: Sequ
             "record the store again with a target whose config states rope_theta",
         )
     taps = choose_taps(config.taps, tap_layers)
+    attention = choose_layout(config).attention()
     return DrafterSpec(
         hidden_size=target["hidden_size"],
         intermediate_size=size_of("intermediate_size", config.intermediate_size, target),
-        num_layers=config.num_layers,
+        num_layers=len(attention),
         num_heads=size_of("num_heads", config.num_heads, target),
         num_kv_heads=size_of("num_kv_heads", config.num_kv_heads, target),
         head_dim=size_of("head_dim", config.head_dim, target),
@@ -106,25 +123,55 @@ def make_spec(config: DrafterConfig, target: Mapping[str, Any], tap_layers: Sequ
         vocab_size=target["vocab_size"],
         rms_norm_eps=target["rms_norm_eps"],
         rope_theta=float(rope["rope_theta"]),
-        block_size=config.block_size,
+        block_size=config.block_size or BLOCK_SIZE,
         mask_token_id=choose_mask_token(config.mask_token_id, target),
         tap_layers=taps,
         num_target_layers=target["num_layers"],
         max_positions=target["max_positions"],
+        attention=attention,
         embedding_scale=target.get("embedding_scale", 1.0),
         output_multiplier=target.get("output_multiplier", 1.0),
         logit_softcap=target.get("logit_softcap"),
-        window=config.window,
     )
 
 
-def require_recorded(window: int | None, recorded: int | None, store: str) -> None:
-    """Raises UserError where a drafter of this window reads context that a store of window `recorded` lacks."""
-    if recorded is not None and (window is None or window > recorded):
-        own = "none: its layers read the full context" if window is None else str(window)
+def choose_layout(config: DrafterConfig, start: DrafterSpec | None = None) -> Layout:
+    """What each layer sees: the config's settings, else those of the drafter to start from, else the defaults.
+
+    Raises UserError for another number of layers, sliding layers without a window, and a window that no layer has.
+    """
+    known = layout_of(start.attention) if start is not None else None
+    names = named_layers(config.layer_types) if config.layer_types is not None else None
+    num_layers = config.num_layers or (start.num_layers if start else len(names or ()) or NUM_LAYERS)
+    if names is None and known is not None and (config.window is None or SLIDING in known.layer_types):
+        names = known.layer_types
+    names = names or (SLIDING if config.window is not None else FULL,) * num_layers
+    window = config.window
+    if window is None and known is not None and SLIDING in names:
+        window = known.window
+    shown = ",".join(names)
+    if len(names) != num_layers:
+        raise UserError(
+            f"drafter.layer_types = {shown} for {num_layers} layers",
+            f"{num_layers} names, one for each layer",
+            "change drafter.layer_types or drafter.num_layers (--layers)",
+        )
+    if (window is not None) != (SLIDING in names):
+        raise UserError(
+            f"drafter.window = {'none' if window is None else window} with drafter.layer_types = {shown}",
+            "a window where a layer is sliding_attention, and none where no layer is",
+            "set both, like --set drafter.window=2048 --set drafter.layer_types=4xsliding,1xfull",
+        )
+    return Layout(layer_types=names, window=window, causal=config.causal or (known.causal if known else NONE))
+
+
+def require_recorded(reach: int | None, recorded: int | None, store: str) -> None:
+    """Raises UserError where a drafter reads further back (`DrafterSpec.reach`) than a store of window `recorded`."""
+    if recorded is not None and (reach is None or reach > recorded):
+        own = "none: not all of its layers have one" if reach is None else str(reach)
         raise UserError(
             f"the store {store!r} was recorded with window {recorded}, the drafter's window is {own}",
-            f"a drafter.window from 1 to {recorded}: tokens further before the first anchor are not in this store",
+            f"sliding layers only, drafter.window from 1 to {recorded}: earlier tokens are not in this store",
             f"--set drafter.window={recorded} or less, or take a store with a larger window or none",
         )
 

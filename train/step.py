@@ -13,28 +13,31 @@ from torch import Tensor
 from .batch import RowBatch
 from .config import LossConfig
 from .drafter import Drafter
-from .loss import BlockLoss, Head, decay_weights, default_gamma, frozen_head_loss
+from .loss import BlockLoss, Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
 from .slot import RowShape
+from .slot_weights import static_weights
 
 
 class StepSums:
     """What the blocks of a step add up to; one flat fp64 tensor, so that ranks reduce it in one call.
 
-    loss = sum of weight * nll, weight = its denominator, blocks = kept blocks, accepted = leading right
-    slots of kept blocks; hits and valid count per slot 1..B-1.
+    loss = sum of weight * objective, weight = its denominator, blocks = kept blocks, accepted = leading right
+    slots of kept blocks, alpha = expected acceptances of valid slots (0 without `has_teacher`); hits and valid
+    count per slot 1..B-1.
     """
 
-    HEAD = ("loss", "weight", "blocks", "accepted")
+    HEAD = ("loss", "weight", "blocks", "accepted", "alpha")
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
-        self.num_slots = block_size - 1
+    def __init__(self, block_size: int, device: torch.device, *, has_teacher: bool = False) -> None:
+        self.num_slots, self.has_teacher = block_size - 1, has_teacher
         self.values = torch.zeros(len(self.HEAD) + 2 * self.num_slots, dtype=torch.float64, device=device)
 
     def add(self, result: BlockLoss, valid: Tensor) -> None:
         """Adds one row; `valid` [A, B-1] is 1.0 where a slot counts. Does not wait for the device."""
         right = result.hit * valid  # [A, B-1]
         accepted = torch.cumprod(right, dim=1).sum()
-        head = torch.stack([result.loss.detach(), result.weights.sum(), valid[:, 0].sum(), accepted])
+        alpha = torch.zeros_like(accepted) if result.alpha is None else (result.alpha * valid).sum()
+        head = torch.stack([result.loss, result.weights.sum(), valid[:, 0].sum(), accepted, alpha])
         self.values += torch.cat([head, right.sum(0), valid.sum(0)])
 
     def zero(self) -> None:
@@ -49,13 +52,15 @@ class StepSums:
     def metrics(self) -> dict[str, float]:
         """The step's numbers under fixed names; waits for the device. Empty where no block counted.
 
-        loss: weighted mean nll of the slots, nats. accuracy and accuracy_slot_K: share of valid slots (of slot K)
-        whose label has the largest logit. Teacher-forced over sampled anchors, mean over kept blocks:
-        accepted_drafts_teacher_forced counts leading right slots, acceptance_length_teacher_forced adds the
-        bonus token. Decoding restarts at the hard tokens, so the acceptance length there differs.
+        loss: weighted mean of the objective. acceptance_expected: mean over valid slots of sum of min(p, q), the
+        chance that the target keeps a sampled draft, where its distribution is known. accuracy and accuracy_slot_K:
+        share of valid slots (of slot K) whose label has the largest logit. Teacher-forced over sampled anchors, mean
+        over kept blocks: accepted_drafts_teacher_forced counts leading right slots,
+        acceptance_length_teacher_forced adds the bonus token. Decoding restarts at the hard tokens, so the
+        acceptance length there differs.
         """
         numbers = self.values.tolist()
-        loss, weight, blocks, accepted = numbers[: len(self.HEAD)]
+        loss, weight, blocks, accepted, alpha = numbers[: len(self.HEAD)]
         slots = numbers[len(self.HEAD) :]
         hits, valid = slots[: self.num_slots], slots[self.num_slots :]
         if not weight or not blocks:
@@ -66,26 +71,40 @@ class StepSums:
             "accepted_drafts_teacher_forced": accepted / blocks,
             "acceptance_length_teacher_forced": accepted / blocks + 1.0,
         }
+        if self.has_teacher:
+            named["acceptance_expected"] = alpha / sum(valid)
         return named | {f"accuracy_slot_{k + 1}": hits[k] / valid[k] for k in range(self.num_slots) if valid[k]}
 
 
 class TrainStep:
     """Sums gradients and numbers of the rows of a step.
 
-    `embedding` and `head` [V, H] are the target's, never trained; copied to the drafter's device and dtype.
+    `embedding` and `head` [V, H] are the target's, never trained; copied to the drafter's device and dtype. `norm`
+    [H] is its final norm, which objectives on its own distribution read.
     `gradient_sum` is flat fp32 over all parameters (ranks reduce it in one call), `gradients` are its views,
     one per parameter in the order of `drafter.parameters()`.
     """
 
-    def __init__(self, drafter: Drafter, embedding: Tensor, head: Tensor, shape: RowShape, config: LossConfig) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        embedding: Tensor,
+        head: Tensor,
+        shape: RowShape,
+        config: LossConfig,
+        *,
+        norm: Tensor | None = None,
+    ) -> None:
         spec = drafter.spec
         weight = drafter.fc.weight
         self.drafter, self.shape, self.config = drafter, shape, config
         self.embedding = embedding.detach().to(weight.device, weight.dtype)
         own_head = self.embedding if head is embedding else head.detach().to(weight.device, weight.dtype)
         self.head = Head(weight=own_head, multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
-        self.slot_weights = slot_weights(config, shape.block_size).to(weight.device)  # [B-1] fp32
-        self.sums = StepSums(shape.block_size, weight.device)
+        self.norm = None if norm is None else norm.detach().to(weight.device, torch.float32)  # [H]
+        self.slot_weights = static_weights(config, shape.block_size).to(weight.device)  # [B-1] fp32
+        self.slot_numbers = torch.arange(shape.block_size - 1, device=weight.device)  # [B-1], from 0
+        self.sums = StepSums(shape.block_size, weight.device, has_teacher=config.needs_last)
         self.parameters = list(drafter.parameters())
         sizes = [parameter.numel() for parameter in self.parameters]
         self.gradient_sum = torch.zeros(sum(sizes), dtype=torch.float32, device=weight.device)
@@ -93,6 +112,8 @@ class TrainStep:
         self.gradients = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
         compiled = weight.device.type == "cuda"
         self.forward = torch.compile(drafter, fullgraph=True, dynamic=False) if compiled else drafter
+        chunk_loss = make_chunk_loss(config, self.head)
+        self.chunk_loss = torch.compile(chunk_loss, fullgraph=True, dynamic=False) if compiled else chunk_loss
         self.reset()
 
     def reset(self) -> None:
@@ -104,8 +125,11 @@ class TrainStep:
 
     def accumulate(self, batch: RowBatch) -> None:
         """Adds one row's un-normalised gradients and numbers; does not wait for the device."""
-        result = self.loss(batch)
-        result.loss.backward()
+        hidden = self.forward(
+            batch.taps, self.block_embeds(batch), batch.positions, batch.block_positions, batch.masks
+        )  # [Q, H]
+        result = self.loss(hidden.detach(), batch)
+        hidden.backward(result.gradient)
         for parameter, gradient in zip(self.parameters, self.gradients):
             if parameter.dtype != torch.float32:
                 assert parameter.grad is not None
@@ -113,19 +137,24 @@ class TrainStep:
                 parameter.grad = None
         self.sums.add(result, batch.valid)
 
-    def loss(self, batch: RowBatch) -> BlockLoss:
-        """Forward and loss of one row."""
-        hidden = self.forward(
-            batch.taps, self.block_embeds(batch), batch.positions, batch.block_positions, batch.mask
-        )  # [Q, H]
+    def loss(self, hidden: Tensor, batch: RowBatch) -> BlockLoss:
+        """The loss of one row's hidden [Q, H], with its gradient."""
         return frozen_head_loss(
             hidden,
             self.head,
             batch.labels,
             batch.valid * self.slot_weights,
             chunk_blocks=self.config.chunk_blocks,
-            dpace_alpha=self.config.dpace_alpha if self.config.weights == "dpace" else None,
+            chunk_loss=self.chunk_loss,
+            teacher=self.teacher(batch) if self.config.needs_last else None,
         )
+
+    def teacher(self, batch: RowBatch) -> Teacher:
+        """The target's distributions of a row: slot k, held to the token at a+k, has the one at a+k-1."""
+        assert batch.last is not None, "this objective reads the target's last states"
+        assert self.norm is not None, "and its final norm"
+        places = (batch.anchors[:, None] + self.slot_numbers).clamp(max=len(batch.last) - 1)  # [A, B-1]
+        return Teacher(final_norm(batch.last, self.norm, self.drafter.spec.rms_norm_eps), places)
 
     def infer(self, *inputs: Any) -> Tensor:
         """The drafter's forward for an exam, without gradients: [Q, H].
@@ -141,10 +170,3 @@ class TrainStep:
         embeds = F.embedding(batch.block_ids, self.embedding)
         scale = self.drafter.spec.embedding_scale
         return embeds if scale == 1.0 else embeds * scale
-
-
-def slot_weights(config: LossConfig, block_size: int) -> Tensor:
-    """Static weights of slots 1..B-1, [B-1] fp32; ones where D-PACE finds its own."""
-    if config.weights != "decay":
-        return torch.ones(block_size - 1)
-    return decay_weights(block_size, config.gamma or default_gamma(block_size))

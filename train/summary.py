@@ -5,6 +5,7 @@ from typing import Any
 
 from ..settings import as_lines
 from .facts import CHECKPOINTS_NAME, read_facts
+from .kinds import describe
 from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 
 SHOWN_EXAMS = 12
@@ -22,7 +23,8 @@ def describe_run(run_dir: Path) -> str:
         "target": f"{facts.target['name']}, weights {facts.target['weights_sha256'][:12]}",
         "store": f"{facts.store_path}, plan {facts.store['plan_sha256'][:16]}",
         "drafter": f"{spec.num_layers} layers, hidden {spec.hidden_size}, taps {list(spec.tap_layers)}",
-        "context": "all tokens before a block" if spec.window is None else f"a window of {spec.window:,} tokens",
+        "attention": describe(spec.attention),
+        "started": f"from {facts.init['path']}" if facts.init is not None else "from random weights",
         "block": f"{spec.block_size} tokens, mask token {spec.mask_token_id}; {spec.slot_meaning}",
         "rows": f"{rows}, {facts.rows_per_epoch} rows an epoch",
         "samples": f"{facts.num_train:,} to train on, {facts.num_held_out:,} held out",

@@ -16,7 +16,7 @@ from .. import UserError
 from ..store.reader import StoreReader
 from ..store.samples import eligible_anchors
 from .acceptance import Acceptance, AnswerCycles, Cycle, judge
-from .blocks import dense_mask, flex_mask
+from .blocks import RowMasks
 from .decode import choose_tokens
 from .drafter import Drafter
 from .slot import RowShape
@@ -140,8 +140,8 @@ def draft_row(
         block_ids = torch.full((shape.anchors, shape.stride), spec.mask_token_id, device=device)  # [A, stride]
         block_ids[:, 0] = ids[anchors]
         embeds = (embedding[block_ids.flatten()] * spec.embedding_scale).to(taps.dtype)  # [Q, H]
-        mask = (flex_mask if device.type == "cuda" else dense_mask)(anchors, starts, shape, spec.window, spec.is_causal)
-        hidden = forward(taps, embeds, positions, (local[:, None] + slots).flatten(), mask)  # [Q, H]
+        masks = RowMasks(anchors, starts, shape, spec.kinds).masks
+        hidden = forward(taps, embeds, positions, (local[:, None] + slots).flatten(), masks)  # [Q, H]
         hidden = hidden.view(shape.anchors, shape.stride, -1)[: len(chunk), 1 : shape.block_size]  # [<=A, B-1, H]
         labels = ids[anchors[: len(chunk), None] + slots[1 : shape.block_size]]  # [<=A, B-1]
         leading = (choose(hidden, head) == labels).int().cumprod(1).sum(1).tolist()

@@ -6,15 +6,17 @@ names and shapes are checked here, in both directions. Knows no run and no store
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from .. import UserError
+from .kinds import ALL, FULL, NONE, OF_SLIDING, SLIDING, AttentionKind, Layout, describe, layout_of
 from .spec import SLOT_MEANING, DrafterSpec
 
 CONFIG_NAME, TENSORS_NAME = "config.json", "model.safetensors"
@@ -55,16 +57,17 @@ def num_parameters(spec: DrafterSpec) -> int:
 def zlab_config(spec: DrafterSpec, target: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The content of config.json; `target` holds TargetFacts as a dict, for its token ids.
 
-    No rotary setting of the target but its theta is taken over (dflash-spec 1.4).
+    No rotary setting of the target but its theta is taken over (dflash-spec 1.4). Raises UserError for
+    attention that the format cannot say.
     """
-    kind = "full_attention" if spec.window is None else "sliding_attention"
+    layout = expressible_layout(spec)
     eos_ids = list(target.get("eos_ids") or ())
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "block_size": spec.block_size,
-        "dflash_config": dflash_config(spec),
-        **({"is_causal": spec.is_causal} if spec.is_causal or spec.window is not None else {}),
+        "dflash_config": dflash_config(spec, layout),
+        **causal_key(layout),
         "num_target_layers": spec.num_target_layers,
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -78,10 +81,10 @@ def zlab_config(spec: DrafterSpec, target: Mapping[str, Any], dtype: str) -> dic
         "rope_scaling": None,
         "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default"},
         "max_position_embeddings": spec.max_positions,
-        "layer_types": [kind] * spec.num_layers,
-        "use_sliding_window": spec.window is not None,
-        "sliding_window": spec.window,
-        "max_window_layers": 0 if spec.window is not None else spec.num_layers,
+        "layer_types": list(layout.layer_types),
+        "use_sliding_window": layout.window is not None,
+        "sliding_window": layout.window,
+        "max_window_layers": [*layout.layer_types, SLIDING].index(SLIDING),  # layers before the first sliding one
         "attention_bias": False,
         "attention_dropout": 0.0,
         "hidden_act": "silu",
@@ -95,7 +98,32 @@ def zlab_config(spec: DrafterSpec, target: Mapping[str, Any], dtype: str) -> dic
     }
 
 
-def dflash_config(spec: DrafterSpec) -> dict[str, Any]:
+def expressible_layout(spec: DrafterSpec) -> Layout:
+    """The layers in the format's words. Raises UserError where it has none for them."""
+    layout = layout_of(spec.attention)
+    if layout is None:
+        raise UserError(
+            f"attention of {describe(spec.attention)} cannot be written in z-lab's format",
+            "one window for all sliding layers; causal no layer, the sliding ones, or all",
+            "train a drafter with such layers",
+        )
+    if layout.window is not None and layout.window < spec.block_size:
+        raise UserError(
+            f"a window of {layout.window} with blocks of {spec.block_size} cannot be written in z-lab's format",
+            f"a window of at least {spec.block_size}: its runtime applies the window inside the block too",
+            "train a drafter with a larger window or smaller blocks",
+        )
+    return layout
+
+
+def causal_key(layout: Layout) -> dict[str, bool]:
+    """`is_causal`; left out where only the sliding ones of several kinds are causal, and where all is full."""
+    if layout.causal == OF_SLIDING:
+        return {} if FULL in layout.layer_types else {"is_causal": True}
+    return {"is_causal": True} if layout.causal == ALL else {"is_causal": False} if layout.window is not None else {}
+
+
+def dflash_config(spec: DrafterSpec, layout: Layout) -> dict[str, Any]:
     """The nested keys; the target's quirks only where it has them."""
     quirks = {
         "input_embedding_scale": (spec.embedding_scale, 1.0),
@@ -109,7 +137,7 @@ def dflash_config(spec: DrafterSpec) -> dict[str, Any]:
         "slot_meaning": spec.slot_meaning,
         **{name: value for name, (value, plain) in quirks.items() if value != plain},
     }
-    if spec.is_causal and spec.window is None:
+    if layout.causal == ALL and FULL in layout.layer_types:
         own["causal"] = True  # the key that vLLM reads for full layers (dflash-spec 1.7)
     return own
 
@@ -121,18 +149,33 @@ def read_zlab(folder: Path) -> tuple[DrafterSpec, dict[str, Tensor]]:
     that this package's drafter does not have, for keys that contradict each other, and for
     tensors that are missing, unknown or of the wrong shape.
     """
+    with told_by(folder):
+        spec = read_zlab_spec(folder)
+        return spec, load_file(folder / TENSORS_NAME)
+
+
+def read_zlab_spec(folder: Path) -> DrafterSpec:
+    """The spec alone, without reading a tensor's bytes; raises UserError as `read_zlab`."""
     path = folder / CONFIG_NAME
-    try:
+    with told_by(folder):
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG_NAME} is a {type(config).__name__}")
         spec = spec_of(path, config)
-        tensors = load_file(folder / TENSORS_NAME)
+        with safe_open(folder / TENSORS_NAME, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    check_tensors(folder, spec, found)
+    return spec
+
+
+@contextmanager
+def told_by(folder: Path) -> Iterator[None]:
+    """Turns what reading the folder raises into a UserError that names it."""
+    try:
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         happened = f"{str(folder)!r} cannot be read: {type(error).__name__}: {error}".replace("\n", " ")
         raise UserError(happened, f"a folder with {CONFIG_NAME} and {TENSORS_NAME}", "export again") from error
-    check_tensors(folder, spec, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    return spec, tensors
 
 
 def check_tensors(folder: Path, spec: DrafterSpec, found: Mapping[str, tuple[int, ...]]) -> None:
@@ -154,7 +197,7 @@ def spec_of(path: Path, config: Mapping[str, Any]) -> DrafterSpec:
     """The drafter that a config.json describes."""
     own = config.get("dflash_config") or {}
     require_same_layout(path, config, own)
-    window, is_causal = attention_of(path, config, own)
+    attention = attention_of(path, config)
     taps = tuple(lookup(path, config, "target_layer_ids"))
     return DrafterSpec(
         hidden_size=lookup(path, config, "hidden_size"),
@@ -172,11 +215,10 @@ def spec_of(path: Path, config: Mapping[str, Any]) -> DrafterSpec:
         tap_layers=taps,
         num_target_layers=lookup(path, config, "num_target_layers"),
         max_positions=lookup(path, config, "max_position_embeddings"),
+        attention=attention,
         embedding_scale=own.get("input_embedding_scale", config.get("input_embedding_scale", 1.0)),
         output_multiplier=own.get("output_multiplier", config.get("output_multiplier", 1.0)),
         logit_softcap=own.get("final_logit_softcapping", config.get("final_logit_softcapping")),
-        window=window,
-        is_causal=is_causal,
         slot_meaning=own.get("slot_meaning", SLOT_MEANING),
     )
 
@@ -194,17 +236,43 @@ def require_same_layout(path: Path, config: Mapping[str, Any], own: Mapping[str,
             raise wrong(path, name, config[name], value)
 
 
-def attention_of(path: Path, config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Window and causality; without the key, sliding layers are causal inside the block (dflash-spec 1.4)."""
-    kinds = set(config.get("layer_types") or ["full_attention"])
-    if kinds not in ({"full_attention"}, {"sliding_attention"}):
-        raise wrong(path, "layer_types", config.get("layer_types"), "one kind for all layers")
-    is_sliding = kinds == {"sliding_attention"}
-    window = int(lookup(path, config, "sliding_window")) if is_sliding else None
-    for name in ("is_causal", "causal"):
-        if own.get(name, config.get(name)) is not None:
-            return window, bool(own.get(name, config.get(name)))
-    return window, is_sliding
+def attention_of(path: Path, config: Mapping[str, Any]) -> tuple[AttentionKind, ...]:
+    """The kind of each layer, as z-lab's runtime takes it from these keys (dflash 0.1.0, on a Qwen3Config).
+
+    Where it would run something else than the keys say, they are refused.
+    """
+    num_layers, window = lookup(path, config, "num_hidden_layers"), config.get("sliding_window")
+    is_sliding = bool(config.get("use_sliding_window"))
+    names = config.get("layer_types")
+    if names is None:  # as Qwen3Config fills them in
+        first = config.get("max_window_layers", 28) if is_sliding and window is not None else num_layers
+        names = [SLIDING if i >= first else FULL for i in range(num_layers)]
+    if len(names) != num_layers or not set(names) <= {SLIDING, FULL}:
+        raise wrong(path, "layer_types", names, f"{SLIDING} or {FULL} for each of {num_layers} layers")
+    if SLIDING not in names:
+        window = None
+    elif not is_sliding:
+        raise wrong(path, "use_sliding_window", config.get("use_sliding_window"), "true, for the sliding layers")
+    elif not isinstance(window, int) or window < lookup(path, config, "block_size"):
+        rule = "a number of at least block_size: z-lab's runtime applies the window inside the block too"
+        raise wrong(path, "sliding_window", window, rule)
+    return Layout(layer_types=tuple(names), window=window, causal=causal_of(path, config)).attention()
+
+
+def causal_of(path: Path, config: Mapping[str, Any]) -> str:
+    """Which layers are causal inside the block; without a key it is the sliding ones (dflash-spec 1.4).
+
+    z-lab's runtime reads `is_causal` at the top level alone. `causal` is vLLM's key, in either place.
+    """
+    own, given = config.get("dflash_config") or {}, config.get("is_causal")
+    if own.get("is_causal", given) != given:
+        raise wrong(path, "dflash_config.is_causal", own["is_causal"], f"{given}, as at the top level")
+    of_vllm = own.get("causal", config.get("causal"))
+    if None not in (given, of_vllm) and bool(given) != bool(of_vllm):
+        raise wrong(path, "causal", of_vllm, f"{given}, as is_causal")
+    if given or of_vllm:
+        return ALL
+    return OF_SLIDING if given is None else NONE
 
 
 def theta_of(path: Path, config: Mapping[str, Any]) -> float:

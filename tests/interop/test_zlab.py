@@ -14,6 +14,7 @@ from dflash_offline.train.config import DrafterConfig
 from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export import write_zlab
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.spec import DrafterSpec, make_spec
 from dflash_offline.train.zlab import num_parameters, read_zlab
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -57,17 +58,39 @@ THEIR_SPEC = {
     "tap_layers": (1, 4, 3),
     "num_target_layers": 6,
     "max_positions": 256,
+    "attention": (AttentionKind(),) * 2,
 }
-WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW_TOKENS, "max_window_layers": 0}
+MIXED = WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+FULL, CAUSAL = AttentionKind(), AttentionKind(is_causal=True)
+SLIDING, SLIDING_CAUSAL = AttentionKind(WINDOW_TOKENS), AttentionKind(WINDOW_TOKENS, True)
 BUILT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "full": ({}, {}),
-    "full-causal": ({"is_causal": True}, {"is_causal": True}),
-    "sliding": (WINDOW | {"is_causal": False}, {"window": 5}),
-    "sliding-causal": (WINDOW, {"window": 5, "is_causal": True}),  # causal without the key, by their rule
+    "full-causal": ({"is_causal": True}, {"attention": (CAUSAL, CAUSAL)}),
+    "sliding": (WINDOW | {"is_causal": False}, {"attention": (SLIDING, SLIDING)}),
+    "sliding-causal": (WINDOW, {"attention": (SLIDING_CAUSAL, SLIDING_CAUSAL)}),  # no key: causal, by their rule
+    "mixed": (MIXED, {"attention": (SLIDING_CAUSAL, FULL)}),
+    "mixed-bidirectional": (MIXED | {"is_causal": False}, {"attention": (SLIDING, FULL)}),
+    "mixed-causal": (MIXED | {"is_causal": True}, {"attention": (SLIDING_CAUSAL, CAUSAL)}),
+    "late-window": (WINDOW | {"max_window_layers": 1}, {"attention": (FULL, SLIDING_CAUSAL)}),
+    "four-and-one": (
+        WINDOW | {"num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 4 + ["full_attention"]},
+        {"num_layers": 5, "attention": (*[SLIDING_CAUSAL] * 4, FULL)},
+    ),
     "quirks": (
         {"dflash_config": THEIR_CONFIG["dflash_config"] | {"input_embedding_scale": 5.5, "output_multiplier": 0.5}},
         {"embedding_scale": 5.5, "output_multiplier": 0.5},
     ),
+}
+# What the two layers of our exports see, beside the full one.
+EXPORTED = {
+    "export-full-causal": (CAUSAL, CAUSAL),
+    "export-sliding": (SLIDING, SLIDING),
+    "export-sliding-causal": (SLIDING_CAUSAL, SLIDING_CAUSAL),
+    "export-mixed": (SLIDING_CAUSAL, FULL),
+    "export-mixed-late": (FULL, SLIDING_CAUSAL),
+    "export-mixed-bidirectional": (SLIDING, FULL),
+    "export-mixed-causal": (SLIDING_CAUSAL, CAUSAL),
 }
 
 
@@ -133,6 +156,7 @@ def cases() -> dict[str, Any]:
         "stop_ids": [EOS],
         "taps": taps,
         "block_ids": [5, MASK, MASK, MASK],
+        "exports": list(EXPORTED),
         "built": {name: build_case(rng, changes, seed) for seed, (name, (changes, _)) in enumerate(BUILT.items(), 11)},
     }
 
@@ -155,8 +179,9 @@ def exchange(
     """The folder that both sides have written to, see zlab_side.py."""
     folder = tmp_path_factory.mktemp("exchange")
     write_zlab(folder / "export", drafter.spec, drafter.state_dict(), target.facts.as_plain(), "card")
-    narrow = replace(drafter.spec, window=WINDOW_TOKENS)
-    write_zlab(folder / "windowed", narrow, drafter.state_dict(), target.facts.as_plain(), "card")
+    for name, attention in EXPORTED.items():
+        spec = replace(drafter.spec, attention=attention)
+        write_zlab(folder / name, spec, drafter.state_dict(), target.facts.as_plain(), "card")
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [zlab_python, Path(__file__).with_name("zlab_side.py"), target_folder, folder]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -192,16 +217,17 @@ def test_a_block_has_the_same_output(
     assert (ours - torch.tensor(theirs["block"])).abs().max() < 5e-6
 
 
-def test_a_block_of_a_windowed_drafter_has_the_same_output(
-    theirs: dict[str, Any], drafter: Drafter, target: HfTarget, cases: dict[str, Any]
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_block_of_any_other_attention_has_the_same_output(
+    name: str, theirs: dict[str, Any], drafter: Drafter, target: HfTarget, cases: dict[str, Any]
 ) -> None:
     embedding = target.frozen()[0]["embedding"]
-    narrow = Drafter(replace(drafter.spec, window=WINDOW_TOKENS))
-    narrow.load_state_dict(drafter.state_dict())
+    other = Drafter(replace(drafter.spec, attention=EXPORTED[name]))
+    other.load_state_dict(drafter.state_dict())
     taps, block = torch.tensor(cases["taps"]), embedding[torch.tensor(cases["block_ids"])]
-    ours = block_output(narrow, taps, block)
-    assert (ours - torch.tensor(theirs["windowed"])).abs().max() < 5e-6
-    assert (ours - block_output(drafter, taps, block)).abs().max() > 1e-3, "the window must matter here"
+    ours = block_output(other, taps, block)
+    assert (ours - torch.tensor(theirs["exports"][name])).abs().max() < 5e-6
+    assert (ours - block_output(drafter, taps, block)).abs().max() > 1e-3, "what the layers see must matter here"
 
 
 def test_our_export_saved_by_their_class_is_read_back_unchanged(exchange: Path, drafter: Drafter) -> None:

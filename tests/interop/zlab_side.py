@@ -1,9 +1,9 @@
 """Runs inside z-lab's own environment: loads, runs, builds and saves drafters with its classes.
 
 Usage: python zlab_side.py TARGET FOLDER
-FOLDER holds `export` and `windowed` (ours) and `cases.json`: prompts (lists of ids), max_new_tokens, stop_ids; one
-block of taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name -> config, seed, taps, block
-[B, H].
+FOLDER holds `export` (ours), others of ours that cases.json names in exports, and `cases.json`: prompts (lists of ids),
+max_new_tokens, stop_ids; one block of taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name ->
+config, seed, taps, block [B, H].
 Written there: `again` (our export, saved by their class), one folder for each name of built, and `result.json`.
 """
 
@@ -35,7 +35,6 @@ def main(target_path: str, folder_path: str) -> None:
     drafter.eval()
     target.eval()
     drafter.save_pretrained(folder / "again")
-    windowed = zlab.DFlashDraftModel.from_pretrained(folder / "windowed", dtype=torch.float32).eval()
     with torch.no_grad():
         noise = target.get_input_embeddings()(torch.tensor(cases["block_ids"]))  # [B, H]
     result = {
@@ -48,7 +47,7 @@ def main(target_path: str, folder_path: str) -> None:
         "mask_token_id": drafter.mask_token_id,
         "decoded": decoded(drafter, target, cases),
         "block": block_output(drafter, torch.tensor(cases["taps"]), noise),
-        "windowed": block_output(windowed, torch.tensor(cases["taps"]), noise),
+        "exports": {name: exported(folder / name, torch.tensor(cases["taps"]), noise) for name in cases["exports"]},
         "built": {name: built(folder / name, **facts) for name, facts in cases["built"].items()},
     }
     (folder / "result.json").write_text(json.dumps(result))
@@ -76,6 +75,12 @@ def block_output(drafter: Any, taps: torch.Tensor, noise: torch.Tensor) -> list[
     """Their output [B, H] for the block `noise` [B, H] right behind a context of `taps` [S, Lt*H]."""
     positions = torch.arange(len(taps) + len(noise))[None]
     return drafter(target_hidden=taps[None], noise_embedding=noise[None], position_ids=positions)[0].tolist()
+
+
+def exported(folder: Path, taps: torch.Tensor, noise: torch.Tensor) -> list[list[float]]:
+    """Their output for the same block by another export of ours."""
+    drafter = zlab.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return block_output(drafter, taps, noise)
 
 
 def built(folder: Path, config: dict[str, Any], seed: int, taps: Any, block: Any) -> list[list[float]]:

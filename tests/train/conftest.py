@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.train.spec import DrafterSpec
 from torch import Tensor
@@ -34,7 +35,7 @@ def random_bits(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @pytest.fixture
 def tiny_spec() -> Callable[..., DrafterSpec]:
-    """A spec small enough to check by loops; keyword arguments change fields."""
+    """A spec small enough to check by loops, all layers full; keyword arguments change fields."""
 
     def make(**changes) -> DrafterSpec:
         fields = {
@@ -54,7 +55,8 @@ def tiny_spec() -> Callable[..., DrafterSpec]:
             "num_target_layers": 6,
             "max_positions": 512,
         }
-        return DrafterSpec(**(fields | changes))
+        fields |= changes
+        return DrafterSpec(**({"attention": (AttentionKind(),) * fields["num_layers"]} | fields))
 
     return make
 
@@ -147,7 +149,7 @@ def block_by_loops(
         both = torch.cat([context, u])
         keys = norm(heads(both, f"{attention}.k_proj", spec.num_kv_heads), f"{attention}.k_norm")
         values = heads(both, f"{attention}.v_proj", spec.num_kv_heads)
-        mixed = mixed_values(spec, queries, keys, values, positions, len(context))
+        mixed = mixed_values(spec, spec.attention[i], queries, keys, values, positions, len(context))
         h = h + mixed.reshape(len(h), -1) @ weights[f"{attention}.o_proj.weight"].T
         u = norm(h, f"{layer}.post_attention_layernorm")
         gate = u @ weights[f"{layer}.mlp.gate_proj.weight"].T
@@ -157,12 +159,18 @@ def block_by_loops(
 
 
 def mixed_values(
-    spec: DrafterSpec, queries: Tensor, keys: Tensor, values: Tensor, positions: Sequence[int], num_context: int
+    spec: DrafterSpec,
+    kind: AttentionKind,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Sequence[int],
+    num_context: int,
 ) -> Tensor:
     """Attention of queries [B, nq, d] over keys and values [c+B, nkv, d] at positions [c+B]."""
     mixed = torch.zeros_like(queries)
     for k, query_position in enumerate(positions[num_context:]):
-        seen = [j for j, p in enumerate(positions) if is_seen(spec, j, num_context, p, query_position)]
+        seen = [j for j, p in enumerate(positions) if is_seen(kind, j, num_context, p, query_position)]
         for head in range(spec.num_heads):
             group = head // (spec.num_heads // spec.num_kv_heads)
             query = turn(spec, queries[k, head], query_position)
@@ -184,7 +192,7 @@ def turn(spec: DrafterSpec, x: Tensor, position: int) -> Tensor:
     return out
 
 
-def is_seen(spec: DrafterSpec, key: int, num_context: int, key_position: int, query_position: int) -> bool:
+def is_seen(kind: AttentionKind, key: int, num_context: int, key_position: int, query_position: int) -> bool:
     if key < num_context:
-        return spec.window is None or query_position - key_position < spec.window
-    return not spec.is_causal or key_position <= query_position
+        return kind.window is None or query_position - key_position < kind.window
+    return not kind.is_causal or key_position <= query_position

@@ -51,7 +51,7 @@ def test_pieces_leave_out_what_no_query_of_a_tile_sees() -> None:
 def test_every_other_path_is_refused() -> None:
     shape = RowShape(row_tokens=128, anchors=16, block_size=8)
     zeros = torch.zeros(16, dtype=torch.int64)
-    tiles, dense = flex_mask(zeros, zeros, shape), torch.ones(128, 256, dtype=torch.bool)
+    tiles, dense = flex_mask(zeros, zeros.clone(), shape), torch.ones(128, 256, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="on a CPU the drafter takes the dense mask"):
         visible_keys(tiles, 128, CPU)
     with pytest.raises(RuntimeError, match="a dense attention step is never run there"):

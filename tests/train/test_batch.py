@@ -5,6 +5,7 @@ import pytest
 import torch
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.blocks import dense_mask
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape, RowSlot
 
 CPU = torch.device("cpu")
@@ -56,14 +57,20 @@ def test_taps_are_concatenated_in_list_order(tiny_spec, random_sample, fill_row)
     assert (batch.taps[100:] == 0).all()
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 7}, {"is_causal": True}])
-def test_mask_is_the_dense_rule(changes, tiny_spec, random_sample, fill_row) -> None:
-    spec, shape, _, _, batch = loaded(tiny_spec, random_sample, fill_row, **changes)
-    assert isinstance(batch.mask, torch.Tensor)
-    expected = dense_mask(batch.anchors, batch.starts, shape, spec.window, spec.is_causal)
-    assert torch.equal(batch.mask, expected)
-    # no block sees another sample, whatever the anchor
-    context = batch.mask[:, :128].view(16, 8, 128).any(1)
+def test_masks_are_the_dense_rule_of_each_kind(tiny_spec, random_sample, fill_row) -> None:
+    kinds = (AttentionKind(7, True), AttentionKind(), AttentionKind(7), AttentionKind(is_causal=True))
+    layers = {"attention": (*kinds, AttentionKind(7, True)), "num_layers": 5}
+    spec, shape, _, _, batch = loaded(tiny_spec, random_sample, fill_row, **layers)
+    assert spec.kinds == kinds
+    for mask, kind in zip(batch.masks, kinds, strict=True):
+        assert isinstance(mask, torch.Tensor)
+        assert torch.equal(mask, dense_mask(batch.anchors, batch.starts, shape, kind))
+        no_other_sample(mask, batch)
+
+
+def no_other_sample(mask: torch.Tensor, batch: RowBatch) -> None:
+    """No block sees another sample, whatever the anchor."""
+    context = mask[:, :128].view(16, 8, 128).any(1)
     samples = batch.sample_ids[:128]
     for block, anchor in enumerate(ANCHORS):
         if anchor is not None:
@@ -73,13 +80,20 @@ def test_mask_is_the_dense_rule(changes, tiny_spec, random_sample, fill_row) -> 
 def test_buffers_stay_where_they_are(tiny_spec, random_sample, fill_row) -> None:
     spec, shape, samples, first, batch = loaded(tiny_spec, random_sample, fill_row)
     fields = [name for name, value in vars(batch).items() if isinstance(value, torch.Tensor)]
-    before = {name: (getattr(batch, name).data_ptr(), getattr(batch, name).shape) for name in fields}
+
+    def places() -> list[tuple[int, torch.Size]]:
+        tensors = [*(getattr(batch, name) for name in fields), *batch.masks]
+        return [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+
+    before = places()
     batch.load(fill_row(shape, samples[1:], [5, 11]))
-    assert {name: (getattr(batch, name).data_ptr(), getattr(batch, name).shape) for name in fields} == before
+    assert places() == before
     batch.load(first)
     fresh = RowBatch(spec, shape, CPU, torch.float32)
     fresh.load(first)
     assert all(torch.equal(getattr(batch, name), getattr(fresh, name)) for name in fields)
+    for one, other in zip(batch.masks, fresh.masks, strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
 
 
 def test_the_last_block_may_reach_past_the_row(tiny_spec, random_sample, fill_row) -> None:
@@ -89,12 +103,14 @@ def test_the_last_block_may_reach_past_the_row(tiny_spec, random_sample, fill_ro
     assert batch.valid[:2].tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
 
 
-def test_a_slot_holds_every_array_apart() -> None:
+@pytest.mark.parametrize("has_last", [False, True])
+def test_a_slot_holds_every_array_apart(has_last: bool) -> None:
     row_shape = RowShape(row_tokens=128, anchors=16, block_size=6)
-    layout = RowSlot(shape=row_shape, num_taps=2, hidden_size=5, codec_name="raw")
+    layout = RowSlot(shape=row_shape, num_taps=2, hidden_size=5, codec_name="raw", has_last=has_last)
     memory = np.zeros(layout.size_bytes + 100, np.uint8)
     row = layout.view(memory)
     arrays = {name: getattr(row, name) for name, _, _ in layout.fields()}
+    assert ("last" in arrays) == (row.last is not None) == has_last
     for number, array in enumerate(arrays.values()):
         array[...] = number % 2 if array.dtype == np.bool_ else number + 1
     assert (memory[layout.size_bytes :] == 0).all()

@@ -4,12 +4,15 @@ import pytest
 from dflash_offline import UserError
 from dflash_offline.settings import resolve
 from dflash_offline.train.config import TrainConfig
+from dflash_offline.train.kinds import named_layers
 
 REFUSED = [
     *("epochs=inf", "epochs=nan", "epochs=0.0", "stall_s=inf", "stall_s=nan"),
     *("seed=-9223372036854775809", "seed=9223372036854775808", "cpu_threads=0", "checkpoint_every=0", "eval_every=0"),
     *("drafter.num_heads=0", "drafter.num_kv_heads=0", "drafter.head_dim=0", "drafter.intermediate_size=-4"),
+    *("drafter.num_layers=0", "drafter.block_size=1", "drafter.block_size=129", "drafter.window=0"),
     *("loss.gamma=inf", "loss.gamma=nan", "loss.gamma=0.0", "loss.dpace_alpha=nan"),
+    *("loss.objective='mse'", "loss.weights='focal'", "loss.hybrid_eta=-1.0", "loss.hybrid_eta=inf"),
     *("optim.lr=inf", "optim.lr=nan", "optim.lr=0.0", "optim.adamw_lr=0.0", "optim.adamw_lr=inf"),
     *("optim.beta1=1.0", "optim.beta1=-0.1", "optim.beta2=1.0", "optim.beta2=nan"),
     *("optim.momentum=1.0", "optim.momentum=nan", "optim.weight_decay=-0.1", "optim.weight_decay=inf"),
@@ -42,3 +45,27 @@ def test_a_value_that_cannot_work_is_refused_by_name(override: str) -> None:
 )
 def test_the_ends_of_a_range_are_taken(override: str) -> None:
     resolve(TrainConfig, name="train", overrides=[override])
+
+
+@pytest.mark.parametrize("name", ["kl_tokens", "lk_tokens"])
+def test_kl_and_lk_on_tokens_are_ce_and_it_is_said(name: str) -> None:
+    with pytest.raises(UserError, match=r"ce, kl, tv, lk, lk_hybrid or tv_tokens \(against tokens kl and lk are ce\)"):
+        resolve(TrainConfig, name="train", overrides=[f"loss.objective={name}"])
+
+
+@pytest.mark.parametrize("causal", ["yes", "full", "True"])
+def test_causal_is_one_of_three_words(causal: str) -> None:
+    with pytest.raises(UserError, match="no, sliding, all"):
+        resolve(TrainConfig, name="train", overrides=[f"drafter.causal='{causal}'"])
+
+
+@pytest.mark.parametrize("text", ["4xsliding,1xfull", "['4xsliding', 'full']", "4xsliding, full_attention"])
+def test_layers_may_be_typed_short(text: str) -> None:
+    config = resolve(TrainConfig, name="train", overrides=[f"drafter.layer_types={text}", "drafter.window=2048"])
+    assert config.drafter.layer_types is not None
+    assert named_layers(config.drafter.layer_types) == (*["sliding_attention"] * 4, "full_attention")
+
+
+def test_a_layer_of_another_name_is_refused() -> None:
+    with pytest.raises(UserError, match="drafter.layer_types holds 'causal'"):
+        resolve(TrainConfig, name="train", overrides=["drafter.layer_types=4xsliding,causal"])

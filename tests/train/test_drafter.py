@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-from dflash_offline.train.blocks import dense_mask, flex_mask
+from dflash_offline.train.blocks import RowMasks
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape
 from dflash_offline.train.spec import DrafterSpec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 KINDS = [
     {},
-    {"is_causal": True},
-    {"window": 9},
-    {"window": 9, "is_causal": True},
-    {"block_size": 6, "window": 5},
+    *({"attention": (kind, kind)} for kind in (AttentionKind(None, True), AttentionKind(9), AttentionKind(9, True))),
+    {"attention": (AttentionKind(9, True), AttentionKind())},
+    {"attention": (AttentionKind(), AttentionKind(9), AttentionKind(5, True), AttentionKind()), "num_layers": 4},
+    {"block_size": 6, "attention": (AttentionKind(5), AttentionKind(5))},
     {"num_kv_heads": 4, "num_layers": 1},
 ]
 
@@ -83,8 +84,8 @@ def forward_case(spec: DrafterSpec, seed: int = 0):
 def run_forward(drafter: Drafter, seed: int = 0) -> torch.Tensor:
     spec = drafter.spec
     shape, anchors, taps, embeds, positions, block_positions = forward_case(spec, seed)
-    mask = dense_mask(anchors, torch.full_like(anchors, 20), shape, spec.window, spec.is_causal)
-    return drafter(taps, embeds, positions, block_positions, mask)
+    masks = RowMasks(anchors, torch.full_like(anchors, 20), shape, spec.kinds).masks
+    return drafter(taps, embeds, positions, block_positions, masks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,14 +154,14 @@ def test_bf16_forward_is_near_fp32(tiny_spec, tiny_drafter) -> None:
     drafter = tiny_drafter(tiny_spec())
     exact = run_forward(drafter)
     shape, anchors, taps, embeds, positions, block_positions = forward_case(drafter.spec)
-    mask = dense_mask(anchors, torch.full_like(anchors, 20), shape)
-    rounded = drafter.to(torch.bfloat16)(taps.bfloat16(), embeds.bfloat16(), positions, block_positions, mask)
+    masks = RowMasks(anchors, torch.full_like(anchors, 20), shape, drafter.spec.kinds).masks
+    rounded = drafter.to(torch.bfloat16)(taps.bfloat16(), embeds.bfloat16(), positions, block_positions, masks)
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).norm() / exact.norm() < 0.03
 
 
 def test_backward_through_fused_attention_equals_the_plain_one(tiny_spec, tiny_drafter) -> None:
-    drafter = tiny_drafter(tiny_spec(window=30))
+    drafter = tiny_drafter(tiny_spec(attention=(AttentionKind(30), AttentionKind())))
     push = torch.randn(128, 32, generator=torch.Generator().manual_seed(9))
 
     def gradients(backend: SDPBackend) -> list[torch.Tensor]:
@@ -195,6 +196,39 @@ def test_initial_weights_are_a_function_of_the_seed(tiny_spec) -> None:
 def test_a_block_mask_on_a_cpu_is_refused(tiny_spec) -> None:
     drafter = Drafter(tiny_spec())
     shape, anchors, taps, embeds, positions, block_positions = forward_case(drafter.spec)
-    mask = flex_mask(anchors, torch.full_like(anchors, 20), shape)
+    masks = RowMasks(anchors, torch.full_like(anchors, 20), shape, drafter.spec.kinds, is_tiled=True).masks
     with pytest.raises(RuntimeError, match="dense mask"):
-        drafter(taps, embeds, positions, block_positions, mask)
+        drafter(taps, embeds, positions, block_positions, masks)
+
+
+def test_a_mask_for_each_kind_is_wanted(tiny_spec) -> None:
+    drafter = Drafter(tiny_spec(attention=(AttentionKind(9), AttentionKind())))
+    shape, anchors, taps, embeds, positions, block_positions = forward_case(drafter.spec)
+    masks = RowMasks(anchors, torch.full_like(anchors, 20), shape, drafter.spec.kinds[:1]).masks
+    with pytest.raises(ValueError, match=r"1 masks for the kinds of attention \['sliding 9', 'full'\]"):
+        drafter(taps, embeds, positions, block_positions, masks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpointed_layers_give_the_same_gradients_and_run_twice(kind, tiny_spec, tiny_drafter) -> None:
+    spec = tiny_spec(**kind)
+    push = torch.randn(128, 32, generator=torch.Generator().manual_seed(9))
+    found = []
+    for is_checkpointed in (False, True):
+        drafter = tiny_drafter(spec)
+        drafter.is_checkpointed = is_checkpointed
+        calls: list[int] = []
+        for number, layer in enumerate(drafter.layers):
+            layer.register_forward_pre_hook(lambda *_, number=number, calls=calls: calls.append(number))
+        out = run_forward(drafter)
+        (out * push).sum().backward()
+        forward, backward = calls[: spec.num_layers], calls[spec.num_layers :]
+        assert forward == list(range(spec.num_layers))
+        assert backward == (forward[::-1] if is_checkpointed else [])
+        with torch.no_grad():
+            assert torch.equal(run_forward(drafter), out)
+        assert len(calls) == spec.num_layers * (3 if is_checkpointed else 2), "without gradients nothing is kept"
+        found.append([out, *(p.grad for p in drafter.parameters())])
+    assert Drafter(spec, is_checkpointed=True).is_checkpointed
+    assert not Drafter(spec).is_checkpointed
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

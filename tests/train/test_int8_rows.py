@@ -68,19 +68,25 @@ def test_a_batch_decodes_what_the_loader_hands_over(name: str, dtype: torch.dtyp
     spec, shape = tiny_spec(), RowShape(row_tokens=128, anchors=16, block_size=8)
     codec = get_codec(name)
     planes = random_planes(spec.num_taps, 50, spec.hidden_size)
-    batch = RowBatch(spec, shape, torch.device(device), dtype)
-    batch.taps.fill_(float("nan"))
+    batch = RowBatch(spec, shape, torch.device(device), dtype, has_last=True)
+    assert batch.last is not None
+    for states in (batch.taps, batch.last):
+        states.fill_(float("nan"))
     batch.load(loaded_row(spec.num_taps, spec.hidden_size, shape, name, planes))
     expected = np.zeros((spec.num_taps, 128, spec.hidden_size), np.uint16)
     codec.decode(codec.encode(planes), expected[:, :50])
     by_token = torch.from_numpy(expected.transpose(1, 0, 2).copy().view(np.int16)).view(torch.bfloat16)
     assert torch.equal(batch.taps.cpu(), by_token.reshape(128, -1).to(dtype))
+    assert torch.equal(batch.last.cpu(), by_token[:, 1].to(dtype))
 
 
 def loaded_row(num_taps: int, hidden: int, shape: RowShape, name: str, planes: np.ndarray) -> RowArrays:
-    row = RowSlot(shape=shape, num_taps=num_taps, hidden_size=hidden, codec_name=name).allocate()
+    """A row whose last states are those of its tap 1."""
+    row = RowSlot(shape=shape, num_taps=num_taps, hidden_size=hidden, codec_name=name, has_last=True).allocate()
     assert row.taps.shape == (num_taps, shape.row_tokens, get_codec(name).row_bytes(hidden))
     row.taps[:, : planes.shape[1]] = row.codec.encode(planes)
+    assert row.last is not None
+    row.last[:] = row.taps[1]
     return row
 
 

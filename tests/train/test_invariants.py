@@ -8,13 +8,22 @@ import torch
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import LossConfig, OptimConfig
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.slot import RowArrays, RowShape
 from dflash_offline.train.step import TrainStep
 from torch import Tensor
 
 CPU = torch.device("cpu")
-KINDS = [{}, {"window": 7, "is_causal": True}, {"window": 7}, {"is_causal": True}, {"block_size": 6, "window": 4}]
+FULL, CAUSAL = AttentionKind(), AttentionKind(is_causal=True)
+SLIDING, SLIDING_CAUSAL = AttentionKind(7), AttentionKind(7, True)
+KINDS = [
+    *({"attention": (kind, kind)} for kind in (FULL, CAUSAL, SLIDING, SLIDING_CAUSAL)),
+    *({"attention": (kind, FULL)} for kind in (CAUSAL, SLIDING, SLIDING_CAUSAL)),
+    {"attention": (CAUSAL, SLIDING)},
+    {"attention": (SLIDING_CAUSAL, SLIDING, FULL, CAUSAL, AttentionKind(12), SLIDING), "num_layers": 6},
+    {"attention": (AttentionKind(4), AttentionKind(4)), "block_size": 6},
+]
 ANCHORS = [0, 3, 5, 17, 18, 40, 66, 70, 88, 92]  # overlapping blocks, two samples of 60 and 40 tokens
 
 
@@ -38,7 +47,7 @@ def outputs(drafter: Drafter, row: RowArrays, shape: RowShape) -> Tensor:
     """[A, B, H] of a row's blocks by the training forward."""
     step, batch = loaded(drafter, row, shape)
     embeds = step.block_embeds(batch)
-    out = drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.mask)
+    out = drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.masks)
     return out.view(shape.anchors, shape.stride, -1)[:, : shape.block_size]
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from dflash_offline import UserError
 from dflash_offline.train.config import DrafterConfig
-from dflash_offline.train.spec import DrafterSpec, choose_mask_token, make_spec, require_free
+from dflash_offline.train.kinds import AttentionKind
+from dflash_offline.train.spec import DrafterSpec, choose_mask_token, make_spec, require_free, require_recorded
 
 TARGET: dict[str, Any] = {
     "hidden_size": 128,
@@ -68,6 +69,83 @@ def test_facts_that_do_not_fit_are_refused(config: DrafterConfig, target: dict, 
 def test_spec_survives_json() -> None:
     spec = make_spec(DrafterConfig(), TARGET, [4, 0, 2])
     assert DrafterSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+    mixed = make_spec(DrafterConfig(window=64, layer_types=("4xsliding", "full"), causal="sliding"), TARGET, [4, 0, 2])
+    assert DrafterSpec.from_dict(json.loads(json.dumps(mixed.as_dict()))) == mixed
+    assert mixed.as_dict() == json.loads(json.dumps(mixed.as_dict())), "plain JSON types, lists and not tuples"
+
+
+FULL, SLIDING, SLIDING_CAUSAL = AttentionKind(), AttentionKind(64), AttentionKind(64, True)
+LAYERS: list[tuple[dict[str, Any], tuple[AttentionKind, ...]]] = [
+    ({}, (FULL,) * 5),
+    ({"num_layers": 2}, (FULL,) * 2),
+    ({"window": 64}, (SLIDING,) * 5),
+    ({"window": 64, "causal": "sliding"}, (SLIDING_CAUSAL,) * 5),
+    ({"window": 64, "causal": "all", "num_layers": 1}, (SLIDING_CAUSAL,)),
+    ({"causal": "all"}, (AttentionKind(is_causal=True),) * 5),
+    ({"causal": "sliding"}, (FULL,) * 5),
+    ({"layer_types": ("4xsliding", "1xfull"), "window": 64, "causal": "sliding"}, (*[SLIDING_CAUSAL] * 4, FULL)),
+    ({"layer_types": ("full_attention", "sliding_attention"), "window": 64}, (FULL, SLIDING)),
+    ({"layer_types": ("3xfull",)}, (FULL,) * 3),
+]
+
+
+@pytest.mark.parametrize("settings, attention", LAYERS, ids=[str(settings) for settings, _ in LAYERS])
+def test_layers_see_what_the_settings_say(settings: dict[str, Any], attention: tuple[AttentionKind, ...]) -> None:
+    spec = make_spec(DrafterConfig(**settings), TARGET, [4, 0, 2])
+    assert spec.attention == attention
+    assert spec.num_layers == len(attention)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_types": ("4xsliding", "full"), "window": 64, "num_layers": 4}, "for 4 layers"),
+        ({"layer_types": ("full",), "num_layers": 2}, "layer_types = full_attention for 2 layers"),
+        (
+            {"layer_types": ("sliding", "full")},
+            "drafter.window = none with drafter.layer_types = sliding_attention,full",
+        ),
+        (
+            {"layer_types": ("2xfull",), "window": 64},
+            "drafter.window = 64 with drafter.layer_types = full_attention,full",
+        ),
+    ],
+)
+def test_layers_that_contradict_themselves_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        make_spec(DrafterConfig(**settings), TARGET, [4, 0, 2])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("attention", "kinds", "reach"),
+    [
+        ((FULL, FULL), (FULL,), None),
+        ((SLIDING_CAUSAL, SLIDING_CAUSAL, FULL), (SLIDING_CAUSAL, FULL), None),
+        ((SLIDING, SLIDING_CAUSAL, SLIDING), (SLIDING, SLIDING_CAUSAL), 64),
+        (
+            (SLIDING, AttentionKind(9), AttentionKind(99, True)),
+            (SLIDING, AttentionKind(9), AttentionKind(99, True)),
+            99,
+        ),
+    ],
+)
+def test_kinds_and_reach(tiny_spec, attention, kinds, reach) -> None:
+    spec = tiny_spec(attention=attention, num_layers=len(attention))
+    assert (spec.kinds, spec.reach) == (kinds, reach)
+    with pytest.raises(ValueError, match="attention"):
+        tiny_spec(attention=attention, num_layers=len(attention) + 1)
+
+
+@pytest.mark.parametrize(("reach", "recorded"), [(64, 64), (1, 64), (None, None), (64, None)])
+def test_a_store_that_holds_enough_is_taken(reach: int | None, recorded: int | None) -> None:
+    require_recorded(reach, recorded, "store")
+
+
+@pytest.mark.parametrize(("reach", "told"), [(None, "none: not all of its layers have one"), (65, "window is 65")])
+def test_a_store_that_holds_too_little_is_refused(reach: int | None, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        require_recorded(reach, 64, "store")
 
 
 def test_foreign_facts_are_refused_by_name() -> None:

@@ -1,17 +1,21 @@
 """A step's sums against plain autograd over full logits, and against loops over blocks."""
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.blocks import dense_mask
-from dflash_offline.train.config import LossConfig, OptimConfig
+from dflash_offline.train.config import OBJECTIVE_NAMES, TOKEN_OBJECTIVES, WEIGHT_NAMES, LossConfig, OptimConfig
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.loss import BlockLoss, decay_weights, dpace_weights
+from dflash_offline.train.loss import BlockLoss
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.slot import RowArrays, RowShape
+from dflash_offline.train.slot_weights import decay_weights, dpace_weights, first_error_weights
+from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.step import StepSums, TrainStep
 from torch import Tensor
 
@@ -32,14 +36,30 @@ def rows_of(random_sample, fill_row) -> list[RowArrays]:
 
 
 def run(step: TrainStep, rows: Sequence[RowArrays]) -> None:
-    batch = RowBatch(step.drafter.spec, SHAPE, CPU, step.embedding.dtype)
+    batch = RowBatch(step.drafter.spec, SHAPE, CPU, step.embedding.dtype, has_last=step.config.needs_last)
     for row in rows:
         batch.load(row)
         step.accumulate(batch)
 
 
+def with_last(rows: list[RowArrays], spread: float = 1.0) -> list[RowArrays]:
+    """The rows with last states: random ones, zeros where nothing is recorded (ends of samples, padding)."""
+    rng = np.random.default_rng(11)
+    result = []
+    for row in rows:
+        states = torch.from_numpy(spread * rng.standard_normal((128, 32))).to(torch.bfloat16)
+        sample_ids = torch.from_numpy(np.append(row.sample_ids, -1))
+        states[(sample_ids[:-1] < 0) | (sample_ids[1:] != sample_ids[:-1])] = 0
+        result.append(dataclasses.replace(row, last=states.view(torch.uint8).numpy()))
+    return result
+
+
+def final_norm_weight() -> Tensor:
+    return 0.5 + torch.rand(32, generator=torch.Generator().manual_seed(6))
+
+
 def plain_numbers(drafter: Drafter, embedding: Tensor, head: Tensor, row: RowArrays, config: LossConfig):
-    """nll, hit, weights [A, B-1] of a row with nothing fast: numpy loops, full logits, F.cross_entropy."""
+    """value, hit, weights, validity, alpha [A, B-1] of a row with nothing fast: loops, full logits, F.cross_entropy."""
     spec = drafter.spec
     taps = torch.from_numpy(row.taps).view(torch.bfloat16).float()
     taps = torch.cat(list(taps), dim=1)
@@ -56,7 +76,7 @@ def plain_numbers(drafter: Drafter, embedding: Tensor, head: Tensor, row: RowArr
     block_positions = (positions[anchors][:, None] + torch.arange(8)).flatten()
     mask = dense_mask(anchors, torch.tensor(starts), SHAPE)
     embeds = embedding[torch.tensor(ids).flatten()] * spec.embedding_scale
-    hidden = drafter(taps, embeds, positions, block_positions, mask).view(16, 8, -1)[:, 1:]
+    hidden = drafter(taps, embeds, positions, block_positions, (mask,)).view(16, 8, -1)[:, 1:]
     logits = hidden @ head.T * spec.output_multiplier
     if spec.logit_softcap:
         logits = spec.logit_softcap * torch.tanh(logits / spec.logit_softcap)
@@ -67,25 +87,59 @@ def plain_numbers(drafter: Drafter, embedding: Tensor, head: Tensor, row: RowArr
         weights = weights * decay_weights(8, 4.0)
     if config.weights == "dpace":
         weights = weights * dpace_weights(nll, weights > 0, config.dpace_alpha)
-    return nll, logits.argmax(-1) == target, weights, torch.tensor(valid)
+    hit = logits.argmax(-1) == target
+    if config.weights == "first_error":
+        weights = weights * first_error_weights(hit, weights > 0)
+    value, alpha = plain_objective(config.objective, nll, torch.softmax(logits, -1), plain_teacher(spec, head, row))
+    return value, hit, weights, torch.tensor(valid), alpha
 
 
-@pytest.mark.parametrize("weights", ["decay", "uniform", "dpace"])
+def plain_teacher(spec: DrafterSpec, head: Tensor, row: RowArrays) -> Tensor | None:
+    """The target's distribution for the token at a+k, from its last state at a+k-1: [A, B-1, V], slot by slot."""
+    if row.last is None:
+        return None
+    last = torch.from_numpy(row.last).view(torch.bfloat16).float()
+    rows = torch.stack([last[[min(a + k - 1, 127) for k in range(1, 8)]] for a in row.anchors.tolist()])
+    normed = rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + spec.rms_norm_eps) * final_norm_weight()
+    logits = normed @ head.T * spec.output_multiplier
+    if spec.logit_softcap:
+        logits = spec.logit_softcap * torch.tanh(logits / spec.logit_softcap)
+    return torch.softmax(logits, -1)
+
+
+def plain_objective(name: str, nll: Tensor, q: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
+    """value and alpha [A, B-1]; alpha 0 where p is not known."""
+    if p is None:
+        return (nll if name == "ce" else 1 - torch.exp(-nll)), torch.zeros_like(nll)
+    alpha, kl = torch.minimum(p, q).sum(-1), (p * (p.log() - q.log())).sum(-1)
+    share = torch.exp(-3.0 * alpha.detach())
+    values = {"kl": kl, "tv": 1 - alpha, "lk": -alpha.log(), "lk_hybrid": share * kl + (1 - share) * (1 - alpha)}
+    return values[name], alpha.detach()
+
+
+@pytest.mark.parametrize(
+    ("objective", "weights"), [*(("ce", name) for name in WEIGHT_NAMES), *((name, "dpace") for name in OBJECTIVE_NAMES)]
+)
 @pytest.mark.parametrize("quirks", [{}, QUIRKS])
-def test_sums_equal_plain_autograd(weights, quirks, tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
-    config = LossConfig(weights=weights, chunk_blocks=5)
+def test_sums_equal_plain_autograd(
+    objective, weights, quirks, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    config = LossConfig(objective=objective, weights=weights, chunk_blocks=5)
     drafter, slow = (tiny_drafter(tiny_spec(**quirks)) for _ in range(2))
     embedding, head = frozen()
     rows = rows_of(random_sample, fill_row)
-    step = TrainStep(drafter, embedding, head, SHAPE, config)
+    if config.needs_last:
+        rows = with_last(rows)
+    step = TrainStep(drafter, embedding, head, SHAPE, config, norm=final_norm_weight())
     run(step, rows)
 
-    loss = total = blocks = accepted = 0.0
+    loss = total = blocks = accepted = expected = slots = 0.0
     for row in rows:
-        nll, hit, used, valid = plain_numbers(slow, embedding, head, row, config)
-        part = (nll * used).sum()
+        value, hit, used, valid, alpha = plain_numbers(slow, embedding, head, row, config)
+        part = (value * used).sum()
         part.backward()
         loss, total = loss + part.item(), total + float(used.sum())
+        expected, slots = expected + float((alpha * valid).sum()), slots + float(valid.sum())
         for block in range(16):
             if valid[block, 0]:
                 blocks += 1
@@ -100,13 +154,15 @@ def test_sums_equal_plain_autograd(weights, quirks, tiny_spec, tiny_drafter, ran
     assert metrics["loss"] == pytest.approx(loss / total, rel=1e-5)
     assert metrics["accepted_drafts_teacher_forced"] == pytest.approx(accepted / blocks)
     assert metrics["acceptance_length_teacher_forced"] == pytest.approx(accepted / blocks + 1)
+    assert metrics.get("acceptance_expected", 0.0) == pytest.approx(expected / slots, rel=1e-5)
+    assert ("acceptance_expected" in metrics) == (objective not in TOKEN_OBJECTIVES)
 
 
 def test_metrics_of_a_drafter_that_is_right_count_every_slot() -> None:
     sums = StepSums(4, CPU)
     valid = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
     hit = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]]).bool()
-    sums.add(BlockLoss(torch.tensor(12.0), valid * 2, valid, hit), valid)
+    sums.add(BlockLoss(torch.tensor(12.0), valid * 2, valid, valid, hit, None, valid), valid)
     metrics = sums.metrics()
     assert metrics["loss"] == 1.0
     assert metrics["accepted_drafts_teacher_forced"] == pytest.approx((3 + 1 + 0) / 3)
@@ -116,11 +172,15 @@ def test_metrics_of_a_drafter_that_is_right_count_every_slot() -> None:
     assert sums.metrics() == {}
 
 
-def test_rows_dealt_to_ranks_add_up_to_the_same_step(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
-    rows = rows_of(random_sample, fill_row)
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
+def test_rows_dealt_to_ranks_add_up_to_the_same_step(
+    objective, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    rows = with_last(rows_of(random_sample, fill_row))
+    config = LossConfig(objective=objective)
 
     def sums_of(part: Sequence[RowArrays]) -> tuple[Tensor, Tensor]:
-        step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig())
+        step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, config, norm=final_norm_weight())
         run(step, part)
         return step.gradient_sum.clone(), step.sums.values.clone()
 
@@ -164,7 +224,7 @@ def test_an_exam_forward_leaves_no_gradient(tiny_spec, tiny_drafter, random_samp
     step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, LossConfig())
     batch = RowBatch(step.drafter.spec, SHAPE, CPU, torch.float32)
     batch.load(rows_of(random_sample, fill_row)[0])
-    inputs = batch.taps, step.block_embeds(batch), batch.positions, batch.block_positions, batch.mask
+    inputs = batch.taps, step.block_embeds(batch), batch.positions, batch.block_positions, batch.masks
     hidden = step.infer(*inputs)
     assert not hidden.requires_grad
     assert torch.equal(hidden, step.drafter(*inputs).detach())
@@ -210,3 +270,29 @@ def test_a_row_without_anchors_adds_nothing_and_stays_finite(tiny_spec, tiny_dra
         run(alone, rows)
         assert torch.equal(step.gradient_sum, alone.gradient_sum)
         assert torch.isfinite(step.gradient_sum).all()
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVE_NAMES if name not in TOKEN_OBJECTIVES])
+def test_only_the_states_that_labels_follow_from_are_read(
+    objective, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    """The token at a+k follows from the state at a+k-1: the anchor's own is the first, the last label's is not one."""
+    row = with_last([fill_row(SHAPE, [random_sample(0, 40), random_sample(1, 60)], [10, 35, 70])])[0]
+    assert row.last is not None
+    read = [*range(10, 17), *range(35, 39), *range(70, 77)]
+    unread = np.setdiff1d(np.arange(128), read)
+
+    def gradient(last: np.ndarray) -> Tensor:
+        config = LossConfig(objective=objective)
+        step = TrainStep(tiny_drafter(tiny_spec()), *frozen(), SHAPE, config, norm=final_norm_weight())
+        run(step, [dataclasses.replace(row, last=last)])
+        return step.gradient_sum
+
+    before = gradient(row.last)
+    poisoned = row.last.copy()
+    poisoned.view(np.uint16)[unread] = 0x7FC0  # NaN
+    assert torch.equal(gradient(poisoned), before)
+    for place in read:
+        changed = row.last.copy()
+        changed[place] = row.last[50 if place != 50 else 51]
+        assert not torch.equal(gradient(changed), before), place

@@ -1,17 +1,19 @@
-"""The training step on a CUDA device: its gradients, its one compiled frame, and the paths that must not exist.
+"""The training step on a CUDA device: its gradients, its two compiled frames, and the paths that must not exist.
 
 Needs a GPU: compiled flex attention with gradients exists only there (a CPU takes the dense mask).
 """
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 from dflash_offline.train.batch import RowBatch
-from dflash_offline.train.config import LossConfig
+from dflash_offline.train.config import OBJECTIVE_NAMES, LossConfig
 from dflash_offline.train.device import compiled_once
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowArrays, RowShape
 from dflash_offline.train.step import TrainStep
 from dflash_offline.train.walk import HeldOutSample, walk
@@ -22,7 +24,11 @@ from torch._dynamo.utils import counters
 pytestmark = pytest.mark.gpu
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 SHAPE = RowShape(row_tokens=1024, anchors=64, block_size=8)
-KINDS = [{}, {"window": 40, "is_causal": True}, {"window": 100}, {"is_causal": True}]
+FULL, CAUSAL = AttentionKind(), AttentionKind(is_causal=True)
+SLIDING, SLIDING_CAUSAL = AttentionKind(100), AttentionKind(40, True)
+MIXED = {"attention": (SLIDING_CAUSAL, SLIDING, FULL, SLIDING_CAUSAL), "num_layers": 4}
+KINDS = [{"attention": (kind, kind)} for kind in (FULL, SLIDING_CAUSAL, SLIDING, CAUSAL)] + [MIXED]
+FRAMES = 2  # the drafter's forward, and the arithmetic of a chunk of the loss
 C31_LENGTHS = (128, 256, 384, 512, 640, 768)  # the lengths of case c31
 
 
@@ -56,14 +62,44 @@ def random_row(rng: np.random.Generator, random_sample, fill_row, lengths=None, 
     return fill_row(shape, samples, chosen)
 
 
-def gradients(drafter: Drafter, rows: list[RowArrays], device: torch.device) -> dict[str, Tensor]:
+def gradients(
+    drafter: Drafter, rows: list[RowArrays], device: torch.device, config: LossConfig | None = None
+) -> dict[str, Tensor]:
     """Summed over the rows, by name, in fp64 on the CPU."""
-    step = TrainStep(drafter, *frozen(), SHAPE, LossConfig())
-    batch = RowBatch(drafter.spec, SHAPE, device, drafter.fc.weight.dtype)
+    config = config or LossConfig()
+    step = TrainStep(drafter, *frozen(), SHAPE, config, norm=torch.linspace(0.5, 1.5, 32))
+    batch = RowBatch(drafter.spec, SHAPE, device, drafter.fc.weight.dtype, has_last=config.needs_last)
     for row in rows:
         batch.load(row)
         step.accumulate(batch)
     return {n: g.double().cpu() for (n, _), g in zip(drafter.named_parameters(), step.gradients)}
+
+
+def flat(gradient: dict[str, Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in gradient.values()])
+
+
+def with_last(row: RowArrays, seed: int) -> RowArrays:
+    """The row with random last states of its tokens."""
+    rng = np.random.default_rng(seed)
+    states = torch.from_numpy(rng.standard_normal((SHAPE.row_tokens, 32))).to(torch.bfloat16)
+    return dataclasses.replace(row, last=states.view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("weights", ["dpace", "first_error"])
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
+def test_every_objective_has_the_gradients_of_the_cpu(
+    objective, weights, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    """The compiled chunk in float32 against the plain one in float64; the cap bends."""
+    config = LossConfig(objective=objective, weights=weights, chunk_blocks=16)
+    drafter = tiny_drafter(wide(tiny_spec, output_multiplier=0.7, logit_softcap=4.0))
+    dense = copy.deepcopy(drafter).double()
+    rng = np.random.default_rng(3)
+    rows = [with_last(random_row(rng, random_sample, fill_row), seed) for seed in range(2)]
+    fast, slow = (flat(gradients(d, rows, where, config)) for d, where in ((drafter.to(CUDA), CUDA), (dense, CPU)))
+    assert (fast - slow).norm() / slow.norm() < 1e-4
+    assert counters["stats"]["unique_graphs"] == FRAMES
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -78,10 +114,23 @@ def test_gradients_equal_the_dense_reference(
     rows = [random_row(rng, random_sample, fill_row) for _ in range(3)]
     fast = gradients(drafter.to(CUDA), rows, CUDA)
     slow = gradients(dense, rows, CPU)
-    flat_fast, flat_slow = (torch.cat([g.flatten() for g in part.values()]) for part in (fast, slow))
-    assert (flat_fast - flat_slow).norm() / flat_slow.norm() < tolerance
+    assert (flat(fast) - flat(slow)).norm() / flat(slow).norm() < tolerance
     for name, gradient in slow.items():
         assert (fast[name] - gradient).norm() / gradient.norm() < 3 * tolerance, name
+
+
+def test_checkpointed_layers_have_the_same_gradients(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        drafter = tiny_drafter(wide(tiny_spec, **MIXED)).to(CUDA)
+        drafter.is_checkpointed = is_checkpointed
+        rng = np.random.default_rng(3)
+        rows = [random_row(rng, random_sample, fill_row) for _ in range(2)]
+        found.append(flat(gradients(drafter, rows, CUDA)))
+        assert counters["stats"]["unique_graphs"] == FRAMES
+        torch._dynamo.reset()
+        counters.clear()
+    assert (found[0] - found[1]).norm() / found[0].norm() < 1e-6
 
 
 def held_out(rng: np.random.Generator, random_sample, count: int) -> list[HeldOutSample]:
@@ -102,24 +151,25 @@ def work_through(step: TrainStep, rows, exams, every: int) -> list[float]:
     return losses
 
 
-def test_200_rows_of_random_lengths_and_exams_between_are_one_frame(
-    tiny_spec, tiny_drafter, random_sample, fill_row
+@pytest.mark.parametrize("kind", [{}, MIXED], ids=["one kind", "three kinds"])
+def test_200_rows_of_random_lengths_and_exams_between_compile_nothing_more(
+    kind, tiny_spec, tiny_drafter, random_sample, fill_row
 ) -> None:
     rng = np.random.default_rng(0)
     step = TrainStep(
-        tiny_drafter(wide(tiny_spec)).to(CUDA, torch.bfloat16), *frozen(), SHAPE, LossConfig(chunk_blocks=16)
+        tiny_drafter(wide(tiny_spec, **kind)).to(CUDA, torch.bfloat16), *frozen(), SHAPE, LossConfig(chunk_blocks=16)
     )
     rows = (random_row(rng, random_sample, fill_row) for _ in range(200))
     with compiled_once(CUDA):
         losses = work_through(step, rows, held_out(rng, random_sample, 9), every=25)
     assert len(losses) == 200
     assert np.isfinite(losses).all()
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == FRAMES
     assert not counters["recompile_limit"]
     assert not counters["graph_break"]
 
 
-def test_c31_many_lengths_need_one_frame_and_another_shape_is_refused(
+def test_c31_many_lengths_need_no_frame_of_their_own_and_another_shape_is_refused(
     tiny_spec, tiny_drafter, random_sample, fill_row
 ) -> None:
     """Six lengths, each with gradients and without: torch's limit of eight versions is never near."""
@@ -129,7 +179,7 @@ def test_c31_many_lengths_need_one_frame_and_another_shape_is_refused(
     rows = [random_row(rng, random_sample, fill_row, lengths=[length]) for length in C31_LENGTHS]
     with compiled_once(CUDA):
         work_through(step, rows, held_out(rng, random_sample, 3), every=1)
-        assert counters["stats"]["unique_graphs"] == 1
+        assert counters["stats"]["unique_graphs"] == FRAMES
         longer = RowShape(row_tokens=2048, anchors=64, block_size=8)
         batch = RowBatch(drafter.spec, longer, CUDA, torch.bfloat16)
         batch.load(random_row(rng, random_sample, fill_row, shape=longer))
@@ -143,7 +193,7 @@ def test_neither_a_dense_nor_an_uncompiled_step_runs(tiny_spec, tiny_drafter, ra
     batch.load(random_row(np.random.default_rng(2), random_sample, fill_row))
     inputs = batch.taps, step.block_embeds(batch), batch.positions, batch.block_positions
     with pytest.raises(RuntimeError, match=r"under torch\.compile"):
-        step.drafter(*inputs, batch.mask)
+        step.drafter(*inputs, batch.masks)
     dense = torch.ones(SHAPE.num_queries, SHAPE.num_keys, dtype=torch.bool, device=CUDA)
     with pytest.raises(RuntimeError, match="a dense attention step is never run there"):
-        step.forward(*inputs, dense)
+        step.forward(*inputs, (dense,))

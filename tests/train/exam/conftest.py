@@ -28,6 +28,7 @@ from dflash_offline.train import checkpoint
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.decode import decode_plain
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.run import check_run, write_run
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.walk import HeldOutSample
@@ -114,6 +115,7 @@ def make_drafter(target: HfTarget, block_size: int, seed: int = 0, num_layers: i
         tap_layers=TAPS,
         num_target_layers=facts.num_layers,
         max_positions=facts.max_positions,
+        attention=(AttentionKind(),) * num_layers,
     )
     drafter = Drafter(spec)
     drafter.init_weights(seed)
@@ -175,7 +177,7 @@ def fit(
             embedding[block_ids.flatten()],
             torch.arange(num_recorded),
             places.flatten(),
-            mask,
+            (mask,),
         ).view(len(anchors), size, -1)[:, 1:]
         inside = places[:, 1:] < len(ids)
         labels = torch.where(inside, ids[places[:, 1:].clamp(max=len(ids) - 1)], -100)

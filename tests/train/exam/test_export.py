@@ -9,6 +9,7 @@ from dflash_offline.train.checkpoint import load_drafter
 from dflash_offline.train.config import ExportConfig
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export import export, read_zlab, write_zlab
+from dflash_offline.train.kinds import AttentionKind, describe
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
 from safetensors.torch import load_file, save_file
@@ -29,7 +30,22 @@ SHAPES = {
     "tap_layers": (4, 0, 2),
     "num_target_layers": 6,
     "max_positions": 512,
+    "attention": (AttentionKind(),) * 2,
 }
+
+
+FULL, CAUSAL, SLIDING, SLIDING_CAUSAL = (
+    AttentionKind(window, is_causal) for window in (None, 64) for is_causal in (False, True)
+)
+WIDE = (SLIDING, SLIDING)
+LAYOUTS = [
+    *((kind, kind) for kind in (CAUSAL, SLIDING, SLIDING_CAUSAL)),
+    *((kind, FULL) for kind in (SLIDING, SLIDING_CAUSAL)),
+    (FULL, SLIDING, FULL),
+    (SLIDING_CAUSAL, CAUSAL),
+    (*[SLIDING_CAUSAL] * 4, FULL),
+    (FULL, SLIDING_CAUSAL, FULL, SLIDING_CAUSAL),
+]
 
 
 def make_spec(**changes) -> DrafterSpec:
@@ -43,14 +59,14 @@ def exported(tiny_run, tmp_path):
 
 
 def outputs(drafter, width):
-    """A block of 4 after 9 context tokens."""
+    """A block of `width` after 19 context tokens."""
     generator = torch.Generator().manual_seed(1)
     spec, dtype = drafter.spec, drafter.fc.weight.dtype
     cache = drafter.new_cache()
-    taps = torch.randn(9, spec.num_taps * spec.hidden_size, generator=generator).to(dtype)
-    drafter.extend(cache, taps, torch.arange(9))
+    taps = torch.randn(19, spec.num_taps * spec.hidden_size, generator=generator).to(dtype)
+    drafter.extend(cache, taps, torch.arange(19))
     block = torch.randn(width, spec.hidden_size, generator=generator).to(dtype)
-    return drafter.propose(cache, block, torch.arange(9, 9 + width))
+    return drafter.propose(cache, block, torch.arange(19, 19 + width))
 
 
 def test_the_reloaded_drafter_gives_identical_outputs(tiny_run, exported):
@@ -140,6 +156,7 @@ def test_parameter_counts_of_published_drafters(sizes, count):
         num_kv_heads=kv_heads,
         head_dim=width,
         num_layers=layers,
+        attention=(AttentionKind(),) * layers,
         num_taps=taps,
         tap_layers=tuple(range(taps)),
         vocab_size=vocabulary,
@@ -156,12 +173,10 @@ def test_parameter_counts_of_published_drafters(sizes, count):
     "changes",
     [
         {},
-        {"window": 128},
-        {"window": 128, "is_causal": True},
-        {"is_causal": True},
         {"embedding_scale": 5.5, "output_multiplier": 0.25, "logit_softcap": 30.0},
+        *({"num_layers": len(layers), "attention": layers} for layers in LAYOUTS),
     ],
-    ids=["plain", "sliding", "sliding-causal", "causal", "quirks"],
+    ids=lambda changes: describe(changes["attention"]) if "attention" in changes else " ".join(changes),
 )
 def test_config_and_spec_are_two_forms_of_one_thing(changes, tmp_path):
     spec = make_spec(**changes)
@@ -169,10 +184,10 @@ def test_config_and_spec_are_two_forms_of_one_thing(changes, tmp_path):
     assert spec_of(tmp_path / "config.json", config) == spec
 
 
-@pytest.mark.parametrize("window", [1, 7])
+@pytest.mark.parametrize("window", [8, 12])
 def test_a_windowed_drafter_is_written_with_every_key_and_read_back(window, tmp_path):
     """Whatever of these keys an engine reads, it finds the window in every layer, and blocks that are not causal."""
-    spec = make_spec(window=window)
+    spec = make_spec(attention=(AttentionKind(window),) * 2)
     drafter = Drafter(spec)
     drafter.init_weights(3)
     assert write_zlab(tmp_path / "out", spec, drafter.state_dict(), {"eos_ids": [1]}, "card")
@@ -193,21 +208,67 @@ def test_a_windowed_drafter_is_written_with_every_key_and_read_back(window, tmp_
 def test_transformers_reads_a_windowed_config(tmp_path):
     from transformers import AutoConfig
 
-    (tmp_path / "config.json").write_text(json.dumps(zlab_config(make_spec(window=64), {}, "bfloat16")))
+    (tmp_path / "config.json").write_text(json.dumps(zlab_config(make_spec(attention=WIDE), {}, "bfloat16")))
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.sliding_window, config.layer_types) == (64, ["sliding_attention"] * 2)
     config.save_pretrained(tmp_path / "again")
     saved = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert spec_of(tmp_path / "again" / "config.json", saved) == make_spec(window=64)
+    assert spec_of(tmp_path / "again" / "config.json", saved) == make_spec(attention=WIDE)
 
 
 def test_published_configs_without_our_keys_are_read(tmp_path):
     config = zlab_config(make_spec(), {}, "bfloat16")
     del config["block_size"], config["dflash_config"]["slot_meaning"], config["rope_parameters"]
     assert spec_of(tmp_path / "config.json", config) == make_spec()
-    sliding = zlab_config(make_spec(window=64, is_causal=True), {}, "bfloat16")
+    causal = make_spec(attention=(AttentionKind(64, True),) * 2)
+    sliding = zlab_config(causal, {}, "bfloat16")
     del sliding["is_causal"]
-    assert spec_of(tmp_path / "config.json", sliding) == make_spec(window=64, is_causal=True)
+    assert spec_of(tmp_path / "config.json", sliding) == causal
+    mixed = make_spec(attention=(AttentionKind(), AttentionKind(64, True)))
+    filled_in = zlab_config(mixed, {}, "bfloat16")
+    assert "is_causal" not in filled_in
+    del filled_in["layer_types"]  # then Qwen3Config takes max_window_layers
+    assert spec_of(tmp_path / "config.json", filled_in) == mixed
+    jet = zlab_config(make_spec(), {}, "bfloat16")
+    jet["dflash_config"]["causal"] = True  # what vLLM reads
+    assert spec_of(tmp_path / "config.json", jet) == make_spec(attention=(AttentionKind(None, True),) * 2)
+
+
+@pytest.mark.parametrize(
+    "layers, keys",
+    [
+        ((FULL, FULL), (None, None, False, None, 2)),
+        ((CAUSAL, CAUSAL), (True, True, False, None, 2)),
+        ((SLIDING, SLIDING), (False, None, True, 64, 0)),
+        ((SLIDING_CAUSAL, SLIDING_CAUSAL), (True, None, True, 64, 0)),
+        ((SLIDING_CAUSAL, FULL), (None, None, True, 64, 0)),
+        ((FULL, SLIDING_CAUSAL), (None, None, True, 64, 1)),
+        ((SLIDING, FULL), (False, None, True, 64, 0)),
+        ((SLIDING_CAUSAL, CAUSAL), (True, True, True, 64, 0)),
+    ],
+    ids=lambda value: describe(value) if isinstance(value[0], AttentionKind) else "",
+)
+def test_each_variant_has_its_keys(layers, keys):
+    config = zlab_config(make_spec(attention=layers), {}, "bfloat16")
+    names = ("use_sliding_window", "sliding_window", "max_window_layers")
+    found = config.get("is_causal"), config["dflash_config"].get("causal"), *(config[name] for name in names)
+    assert found == keys
+
+
+@pytest.mark.parametrize(
+    "layers, told",
+    [
+        ((AttentionKind(64), AttentionKind(32)), "1 x sliding 64, 1 x sliding 32"),
+        ((SLIDING, CAUSAL), "1 x sliding 64, 1 x full causal"),
+        ((AttentionKind(7), AttentionKind(7)), "a window of 7 with blocks of 8"),
+    ],
+)
+def test_attention_that_the_format_cannot_say_is_refused_before_a_file_is_written(layers, told, tmp_path):
+    spec = make_spec(attention=layers)
+    with pytest.raises(UserError, match=told) as caught:
+        write_zlab(tmp_path / "out", spec, Drafter(spec).state_dict(), {}, "card")
+    assert len(str(caught.value).splitlines()) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_export_again_changes_nothing(tiny_run, exported):
@@ -244,6 +305,9 @@ def test_an_export_that_fails_leaves_nothing(tiny_run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+SLIDES = {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True}
+
+
 def rewrite(folder, **changes):
     """Changes keys of config.json; names with a dot lie in dflash_config."""
     path = folder / "config.json"
@@ -265,10 +329,16 @@ def rewrite(folder, **changes):
         ({"own_slot_meaning": "slot k predicts a+k+1"}, "slot_meaning"),
         ({"rope_theta": 5000.0}, "rope_theta"),
         ({"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn"}}, "rope_type"),
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "layer_types"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        (SLIDES | {"sliding_window": None}, "sliding_window"),
+        (SLIDES | {"sliding_window": 3}, "sliding_window"),
+        (SLIDES | {"sliding_window": 64, "is_causal": False, "own_causal": True}, "causal"),
+        ({"own_is_causal": True}, "dflash_config.is_causal"),
         ({"attention_bias": True}, "attention_bias"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
-        ({"num_hidden_layers": 3}, "layers.2"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "layers.2"),
         ({"own_target_layer_ids": [0, 2]}, "fc.weight"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

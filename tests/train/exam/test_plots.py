@@ -64,7 +64,7 @@ def test_the_curves_are_the_lines_of_the_file():
     assert np.asarray(raw.get_xydata()).tolist() == [[step, step % 7] for step in range(1, 101)]
     assert np.asarray(smooth.get_xydata())[0].tolist() == [2, 1.5]
     assert np.asarray(lower.lines[0].get_xydata()).tolist() == [[0, 1.0], [100, 2.5]]
-    assert "nats" in upper.get_ylabel()
+    assert "weighted mean" in upper.get_ylabel()
     assert "tokens" in lower.get_ylabel()
     assert "step" in lower.get_xlabel()
 

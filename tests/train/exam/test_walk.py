@@ -9,6 +9,7 @@ from dflash_offline import UserError
 from dflash_offline.store.samples import recorded_range
 from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape, block_stride
 from dflash_offline.train.walk import HeldOutSample, spans, walk
 
@@ -119,11 +120,33 @@ def test_packing_and_chunking_change_nothing(lab, exam, row_tokens, units):
     assert alone == list(run_walk(exam, samples).answers)
 
 
+def with_attention(exam, *kinds):
+    """The same weights in a drafter whose two layers see other things."""
+    other = replace(exam, drafter=Drafter(replace(exam.drafter.spec, attention=kinds)))
+    other.drafter.load_state_dict(exam.drafter.state_dict())
+    return other
+
+
+MIXES = [
+    (AttentionKind(9, True), AttentionKind()),
+    (AttentionKind(is_causal=True), AttentionKind(5)),
+    (AttentionKind(is_causal=True), AttentionKind(is_causal=True)),
+]
+
+
+@pytest.mark.parametrize("kinds", MIXES, ids=lambda kinds: " ".join(map(str, kinds)))
+def test_layers_of_several_kinds_are_walked_as_they_decode(exam, kinds):
+    mixed = with_attention(exam, *kinds)
+    samples = [exam.sample(i) for i in range(6)]
+    walked = run_walk(mixed, samples)
+    assert [answer.lengths for answer in walked.answers] == [ls for s in samples for ls in slow_walk(mixed, s)]
+    assert walked != run_walk(exam, samples), "what the layers see must matter here"
+
+
 @pytest.mark.parametrize("window", [3, 12])
 def test_a_sample_recorded_with_a_window_is_walked_as_the_whole_one(lab, exam, window):
     """A drafter of that window misses nothing; an answer of one token before the first anchor still counts."""
-    narrow = replace(exam, drafter=Drafter(replace(exam.drafter.spec, window=window)))
-    narrow.drafter.load_state_dict(exam.drafter.state_dict())
+    narrow = with_attention(exam, AttentionKind(window), AttentionKind(max(window - 2, 1), True))
     talk = conversation(lab, exam)
     ids, mask = [*range(3, 12)] * 2 + talk.ids.tolist(), np.concatenate([np.arange(18) == 2, talk.loss_mask])
     early = lab.record(exam.target, ids, mask)
@@ -152,7 +175,8 @@ def test_every_forward_has_one_shape(exam):
     seen = set()
 
     def forward(*args):
-        seen.add(tuple(tuple(arg.shape) for arg in args))
+        *tensors, masks = args
+        seen.add(tuple(tuple(arg.shape) for arg in (*tensors, *masks)))
         return exam.drafter(*args)
 
     samples = [exam.sample(i) for i in range(8)]

@@ -76,6 +76,7 @@ def make_store(
     taps: tuple[int, ...] = TAPS,
     codec: str = "raw",
     window: int | None = None,
+    has_last: bool = False,
 ) -> Path:
     """A store of random samples; only the first `num_committed` segments are filled, all by default."""
     rng = np.random.default_rng(seed)
@@ -92,6 +93,7 @@ def make_store(
         data={"facts": {"seed": seed}},
         tap_layers=taps,
         hidden_size=HIDDEN,
+        has_last=has_last,
         window=window,
         codec=codec,
         segment_positions=plan.segment_positions,
@@ -120,8 +122,15 @@ def fill_segments(store: Path, manifest: Manifest, segments: range, shift: int =
             shape = (len(manifest.tap_layers), first + n, HIDDEN)
             values = np.random.default_rng(sample_id + shift).normal(size=shape)[:, first:]
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-            sink.append(sample_id, position, bits)
+            sink.append(sample_id, position, bits, last_states(sample_id, first, n) if manifest.has_last else None)
         sink.commit({"host": "test"})
+
+
+def last_states(sample_id: int, first: int, n: int) -> np.ndarray:
+    """Last states u16 [n, H] of a sample's recorded tokens: noise around one state, which a drafter learns at once."""
+    common = 2 * np.random.default_rng(7).normal(size=HIDDEN)
+    values = common + np.random.default_rng(sample_id + 10**6).normal(size=(first + n, HIDDEN))[first:]
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 SETTINGS = (
@@ -187,7 +196,16 @@ def assert_same(left: Any, right: Any, name: str) -> None:
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions above: test modules cannot import each other."""
-    functions = (make_store, fill_segments, make_config, start_command, metrics_of, same_checkpoint, assert_same)
+    functions = (
+        make_store,
+        fill_segments,
+        last_states,
+        make_config,
+        start_command,
+        metrics_of,
+        same_checkpoint,
+        assert_same,
+    )
     return SimpleNamespace(**{function.__name__: function for function in functions})
 
 

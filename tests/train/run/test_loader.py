@@ -160,6 +160,48 @@ def test_rows_of_an_encoded_store_decode_to_what_the_store_holds(lab, plan, tmp_
     assert_rows(loaded(encoded), rows_slowly(encoded))
 
 
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "int8:4"])
+def test_last_states_come_along_where_the_slot_has_room(lab, plan, tmp_path, codec, window):
+    """Against the states that were recorded, sample by sample; zeros where there is none."""
+    store = lab.make_store(tmp_path, codec=codec, has_last=True, window=window)
+    asked = on_store(plan, store, slot=replace(plan.slot, codec_name=codec, has_last=True), num_rows=12)
+    without = replace(asked.slot, has_last=False)
+    assert asked.slot.size_bytes - without.size_bytes == 128 * asked.slot.codec.row_bytes(32)
+    reader = StoreReader(store)
+    order = RowOrder.of(reader, samples_of(reader, "train", ALL), SHAPE, seed=3, shuffle_segments=4)
+    with open_loader(asked) as loader:
+        for _ in range(12):
+            with loader.row() as row:
+                found = np.empty((128, HIDDEN), np.uint16)
+                assert row.arrays.last is not None
+                row.arrays.codec.decode(row.arrays.last, found)
+                place = row.place
+            end = 0
+            for i in order.rows(place.epoch)[place.row].tolist():
+                n = int(reader.samples.n[i])
+                states = np.empty((n, HIDDEN), np.uint16)
+                reader.read_last(i, states)
+                np.testing.assert_array_equal(found[end : end + n], states)
+                if not codec.startswith("int8"):
+                    made = lab.last_states(int(reader.samples.sample_id[i]), int(reader.samples.first[i]), n)
+                    np.testing.assert_array_equal(states, made)
+                assert not found[end + n].any()
+                end += n + 1
+            assert not found[end:].any()
+
+
+def test_taps_are_the_same_with_last_states_beside_them(lab, plan, tmp_path):
+    store = lab.make_store(tmp_path, has_last=True)
+    assert_rows(loaded(on_store(plan, store, slot=replace(plan.slot, has_last=True), num_rows=12)), loaded(plan)[:12])
+
+
+def test_a_slot_for_last_states_on_a_store_without_them(plan):
+    asked = replace(plan, slot=replace(plan.slot, has_last=True))
+    with open_loader(asked) as loader, pytest.raises(UserError, match="holds no last hidden states"):
+        take_all(loader)
+
+
 def test_a_loader_told_another_codec_than_the_store_s_fails_by_name(plan):
     other = replace(plan, slot=replace(plan.slot, codec_name="int8:4"))
     with open_loader(other) as loader, pytest.raises(ValueError, match=r"rows are .* 50\), expected .* 64\)"):

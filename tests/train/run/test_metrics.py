@@ -64,7 +64,7 @@ def test_numbers_need_a_definition_and_must_be_finite(tmp_path):
 
 def test_every_definition_belongs_to_a_number_of_a_real_run(reference_run, lab):
     names = {re.sub(r"_\d+$", "_K", name) for line in lab.metrics_of(reference_run) for name in line}
-    assert names == set(DEFINITIONS)
+    assert names == set(DEFINITIONS) - {"acceptance_expected"}  # of runs on last states: test_objective_runs
 
 
 def test_lines_are_flat_json_without_nan(reference_run):

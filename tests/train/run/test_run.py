@@ -33,6 +33,8 @@ CHANGES = [
     ("drafter.taps=[0,3]", r"drafter.tap_layers was \[0, 2, 3\] and is now \[0, 3\]"),
     ("drafter.taps=[2,0,3]", r"drafter.tap_layers was \[0, 2, 3\] and is now \[2, 0, 3\]"),
     ("drafter.num_layers=3", "drafter.num_layers was 2 and is now 3"),
+    ("drafter.window=9", "drafter.attention was '2 x full' and is now '2 x sliding 9'"),
+    ("drafter.causal=all", "drafter.attention was '2 x full' and is now '2 x full causal'"),
     ("drafter.intermediate_size=64", "drafter.intermediate_size was 48 and is now 64"),
     ("seed=1", "seed was 0 and is now 1"),
     ("steps=13", "steps was 12 and is now 13"),
@@ -107,6 +109,7 @@ def test_every_setting_is_harmless_or_part_of_the_identity(reference_run):
     for section in ("drafter", "rows", "loss", "optim"):
         fields |= {f"{section}.{f.name}" for f in dataclasses.fields(getattr(config, section))}
     resolved_as = {"drafter.taps": "drafter.tap_layers", "epochs": "steps"}
+    resolved_as |= dict.fromkeys(("drafter.window", "drafter.layer_types", "drafter.causal"), "drafter.attention")
     for name in fields:
         assert (resolved_as.get(name, name) in identity) != (name in HARMLESS), name
 

@@ -15,6 +15,7 @@ from dflash_offline.train import loop
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.order import Place, RowCounts, RowOrder, fill_row
 from dflash_offline.train.run import Run, check_run, write_run
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
@@ -94,7 +95,7 @@ def test_blocks_have_the_outputs_they_have_on_the_whole_store(lab, tmp_path, sto
         batch.load(one_sample(store, i)[0])
         embeds = embedding[batch.block_ids]
         with torch.no_grad():
-            hidden = drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.mask)
+            hidden = drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.masks)
         return hidden, batch.labels * batch.valid.long(), batch.valid, batch.block_ids, batch.block_positions
 
     for number, cut_number, _ in pairs(stores)[:5]:
@@ -115,7 +116,7 @@ def test_a_drafter_that_looks_further_back_would_be_another(lab, tmp_path, store
         batch.load(one_sample(store, i)[0])
         embeds = read_frozen(store).embedding[batch.block_ids]
         with torch.no_grad():
-            found.append(drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.mask))
+            found.append(drafter(batch.taps, embeds, batch.positions, batch.block_positions, batch.masks))
     assert (found[0] - found[1]).abs().max() > 1e-4
 
 
@@ -134,20 +135,24 @@ def test_a_run_has_the_same_losses_and_exams_on_either_store(lab, tmp_path, stor
 
 
 @pytest.mark.parametrize(
-    "setting, told",
+    "settings, told",
     [
-        ("drafter.window=none", "the drafter's window is none: its layers read the full context"),
-        (f"drafter.window={WINDOW + 1}", f"the drafter's window is {WINDOW + 1}"),
+        (["drafter.window=none"], "the drafter's window is none: not all of its layers have one"),
+        ([f"drafter.window={WINDOW + 1}"], f"the drafter's window is {WINDOW + 1}"),
+        (
+            [f"drafter.window={WINDOW}", "drafter.layer_types=sliding,full"],
+            "the drafter's window is none: not all of its layers have one",
+        ),
     ],
 )
-def test_a_drafter_that_would_read_what_is_not_stored_is_refused(lab, tmp_path, stores, setting, told) -> None:
+def test_a_drafter_that_would_read_what_is_not_stored_is_refused(lab, tmp_path, stores, settings, told) -> None:
     with pytest.raises(UserError) as caught:
-        check(lab.make_config(stores[1], tmp_path / "run", setting))
+        check(lab.make_config(stores[1], tmp_path / "run", *settings))
     assert f"was recorded with window {WINDOW}, " in caught.value.happened
     assert told in caught.value.happened
     assert f"--set drafter.window={WINDOW} or less" in caught.value.advice
     assert len(str(caught.value).splitlines()) == 3
-    assert not check(lab.make_config(stores[0], tmp_path / "run", setting)).facts.store["window"]
+    assert not check(lab.make_config(stores[0], tmp_path / "run", *settings)).facts.store["window"]
 
 
 def test_the_window_is_part_of_a_run(lab, tmp_path, stores) -> None:
@@ -155,11 +160,11 @@ def test_the_window_is_part_of_a_run(lab, tmp_path, stores) -> None:
     (tmp_path / "run").mkdir()
     run = check(config)
     write_run(run)
-    assert (run.facts.spec.window, run.facts.spec.is_causal) == (9, False)
+    assert run.facts.spec.attention == (AttentionKind(9), AttentionKind(9))
     assert "window = 9" in (tmp_path / "run" / "train.toml").read_text()
     assert not check(config).is_new
     other = dataclasses.replace(config, drafter=dataclasses.replace(config.drafter, window=8))
-    with pytest.raises(UserError, match="drafter.window was 9 and is now 8"):
+    with pytest.raises(UserError, match="drafter.attention was '2 x sliding 9' and is now '2 x sliding 8'"):
         check(other)
     with pytest.raises(UserError, match="window"):
         check(dataclasses.replace(config, store=str(stores[0])))

@@ -1,0 +1,116 @@
+"""The most device memory that a step takes, in eight configurations, beside what the planner says of each."""
+
+import dataclasses
+import importlib
+import importlib.util
+
+import torch
+
+from .cases import CASES, Case, rows_of
+from .ours import Choices, Ours, peak_gib
+from .table import Part
+
+PLANNER = "dflash_offline.train.memory"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """`room_gib` is more than it takes: how many may run beside each other."""
+
+    name: str
+    case: Case
+    choices: Choices
+    room_gib: int
+
+
+def longer(case: Case, times: float) -> Case:
+    return dataclasses.replace(case, row_tokens=int(case.row_tokens * times), anchors=int(case.anchors * times))
+
+
+CONFIGS = [
+    Config("8b", CASES["8b"], Choices(chunk_blocks=64), 60),
+    Config("8b_chunk_512", CASES["8b"], Choices(chunk_blocks=512), 66),
+    Config("8b_half_muon", longer(CASES["8b"], 0.5), Choices(chunk_blocks=128, optimizer="muon"), 60),
+    Config("8b_few_anchors", dataclasses.replace(CASES["8b"], anchors=512), Choices(chunk_blocks=64), 60),
+    Config("27b", CASES["27b"], Choices(chunk_blocks=128), 84),
+    Config("27b_checkpointing", CASES["27b"], Choices(chunk_blocks=128, is_checkpointed=True), 64),
+    Config("8b_double_checkpointing", longer(CASES["8b"], 2), Choices(chunk_blocks=64, is_checkpointed=True), 64),
+    Config("small_muon", CASES["small"], Choices(chunk_blocks=256, optimizer="muon"), 24),
+]
+
+
+def predicted_gib(config: Config) -> float | None:
+    """By the package's planner, None while it has none. The one place that knows what the planner is called."""
+    if importlib.util.find_spec(PLANNER) is None:
+        return None
+    predict_peak = getattr(importlib.import_module(PLANNER), "predict_peak", None)
+    if predict_peak is None:
+        return None
+    choices = config.choices
+    return (
+        predict_peak(
+            config.case.spec(),
+            config.case.shape,
+            optimizer=choices.optimizer,
+            chunk_blocks=choices.chunk_blocks,
+            is_checkpointed=choices.is_checkpointed,
+        )
+        / 2**30
+    )
+
+
+def measure(part: Part, config: Config, device: torch.device) -> None:
+    """Two updates: the second one finds the optimizer's state there. Peaks of all, and of each half of the second."""
+    name = f"memory_{config.name}"
+    with rows_of(config.case, device) as rows:
+        ours = Ours(config.case, device, config.choices)
+        first, second = rows.draw(2)
+        built = held_gib()
+        ours.run([first])
+        peaks, standing = [peak_gib()], held_gib()
+        forget_peak()
+        ours.step.reset()
+        ours.batch.load(second)
+        ours.step.accumulate(ours.batch)
+        peaks.append(peak_gib())
+        forget_peak()
+        ours.optimizer.step(ours.step.gradients, ours.step.sums.weight)
+        peaks.append(peak_gib())
+    part.put(f"peak_gib_{name}", max(peaks), "GiB")
+    part.facts[name] = {
+        "case": dataclasses.asdict(config.case),
+        "choices": dataclasses.asdict(config.choices),
+        "num_parameters": sum(parameter.numel() for parameter in ours.drafter.parameters()),
+        "gib_built": built,
+        "gib_between_updates": standing,
+        "gib_peak_first_update": peaks[0],
+        "gib_peak_forward_backward": peaks[1],
+        "gib_peak_update": peaks[2],
+    }
+    predicted = predicted_gib(config)
+    if predicted is not None:
+        part.put(f"predicted_gib_{name}", predicted, "GiB")
+
+
+def held_gib() -> float:
+    return torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def put_error(part: Part) -> None:
+    """The largest error of a prediction over all configurations, where every one was predicted and measured."""
+    errors = []
+    for config in CONFIGS:
+        measured = part.values.get(f"peak_gib_memory_{config.name}")
+        predicted = part.values.get(f"predicted_gib_memory_{config.name}")
+        if measured is None or predicted is None:
+            what = "measured" if measured is None else "predicted"
+            part.left_out["memory_prediction_error"] = f"{config.name} was not {what}"
+            return
+        errors.append(abs(predicted[0] / measured[0] - 1.0) if measured[0] else 0.0)
+    part.put("memory_prediction_error", max(errors))

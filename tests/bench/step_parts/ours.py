@@ -1,0 +1,120 @@
+"""Our step as the trainer runs it: load a row, forward, loss, backward, update."""
+
+import inspect
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from dflash_offline.train.batch import RowBatch
+from dflash_offline.train.config import LossConfig, OptimConfig
+from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.optim import MasterOptimizer
+from dflash_offline.train.slot import RowArrays
+from dflash_offline.train.step import TrainStep
+
+from .cases import Case
+from .timing import Mark, finish, mark, ms_between
+
+GRAPH_KEYWORD = "cuda_graph"  # of TrainStep, once it captures a step as a CUDA graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What a run may choose; None leaves it to the package."""
+
+    optimizer: str = "adamw"
+    chunk_blocks: int | None = None
+    cuda_graph: bool | None = None
+    is_checkpointed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Medians over the timed steps, ms; the parts need not sum to the whole."""
+
+    whole: float
+    load: float
+    accumulate: float
+    update: float
+
+    @property
+    def without_load(self) -> float:
+        return self.whole - self.load
+
+
+def offers(keyword: str) -> bool:
+    """Whether TrainStep has this keyword."""
+    return keyword in inspect.signature(TrainStep.__init__).parameters
+
+
+class Ours:
+    """A random drafter on `device` with everything that a step of it needs."""
+
+    def __init__(self, case: Case, device: torch.device, choices: Choices = Choices()) -> None:
+        self.case, self.device, self.spec = case, device, case.spec()
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        with device:
+            drafter = Drafter(self.spec, is_checkpointed=choices.is_checkpointed)
+        draw_weights(drafter)
+        self.drafter = drafter.to(device, self.dtype)
+        table = (case.vocabulary, case.hidden)
+        embedding, head = (torch.randn(table, device=device, dtype=self.dtype).mul_(0.02) for _ in range(2))
+        chunk: dict[str, Any] = {} if choices.chunk_blocks is None else {"chunk_blocks": choices.chunk_blocks}
+        self.loss = LossConfig(**chunk)
+        graph: dict[str, Any] = {} if choices.cuda_graph is None else {GRAPH_KEYWORD: choices.cuda_graph}
+        self.step = TrainStep(self.drafter, embedding, head, case.shape, self.loss, **graph)
+        optim = OptimConfig(name=choices.optimizer, schedule="constant", warmup_share=0.0)
+        self.optimizer = MasterOptimizer(self.drafter.named_parameters(), optim, total_steps=1000)
+        self.batch = RowBatch(self.spec, case.shape, device, self.dtype)
+
+    def run(self, rows: Sequence[RowArrays]) -> list[list[Mark]]:
+        """One update a row; the moments before load, accumulate and update of each, and after the last."""
+        marks = []
+        for row in rows:
+            begin = mark(self.device)
+            self.step.reset()
+            self.batch.load(row)
+            loaded = mark(self.device)
+            self.step.accumulate(self.batch)
+            summed = mark(self.device)
+            self.optimizer.step(self.step.gradients, self.step.sums.weight)
+            self.step.sums.metrics()
+            marks.append([begin, loaded, summed])
+        marks.append([mark(self.device)])
+        finish(self.device)
+        return marks
+
+    def time(self, rows: Sequence[RowArrays]) -> StepTime:
+        """The step's time over these rows; it must be warm."""
+        return median_parts(self.run(rows))
+
+
+def median_parts(marks: Sequence[Sequence[Mark]]) -> StepTime:
+    """From the moments before load, accumulate and update of each step, and after the last.
+
+    A step ends where the next one begins.
+    """
+    parts = [[*own, following[0]] for own, following in pairwise(marks)]
+
+    def median(first: int, last: int) -> float:
+        return statistics.median(ms_between(part[first], part[last]) for part in parts)
+
+    return StepTime(median(0, 3), median(0, 1), median(1, 2), median(2, 3))
+
+
+@torch.no_grad()
+def draw_weights(drafter: Drafter) -> None:
+    """As `Drafter.init_weights` draws them, on the device itself: a billion numbers take the CPU long."""
+    for parameter in drafter.parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(0.0, 0.02)
+        else:
+            parameter.fill_(1.0)
+
+
+def peak_gib() -> float:
+    """The most device memory that this process held at once; 0 without a CUDA device."""
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
