@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import UserError
-from ..progress import bar
+from ..progress import bar, say
 from ..store.samples import SampleTable, SampleWriter
 from .answering import answer, chosen_device
 from .chats.templates import ChatTemplate
@@ -131,9 +131,9 @@ def identity(config: PrepareConfig, side: TextSide, sources: Sequence[Path]) -> 
 
 
 def require_read_by_template(config: PrepareConfig, side: TextSide) -> None:
-    """Raises UserError for a setting of the chat template that the target's does not read."""
-    if config.template:
-        ChatTemplate(side.tokenizer).require_read(config.template, side.name)
+    """Raises UserError for a setting of the chat template that the target's does not read, or says that it has none."""
+    if config.template and (idle := ChatTemplate(side.tokenizer).idle_options(config.template, side.name)):
+        say(idle)
     if config.date is not None and not prints_date(side):
         raise UserError(
             f"date = {config.date!r}, but the chat template of target {side.name!r} prints no date",

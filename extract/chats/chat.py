@@ -77,7 +77,7 @@ class ChatRenderer:
 
     `turns`: "auto" lets turns share a sample, "each" makes one sample of every assistant turn, "last" only of the
     last usable one. `now` is the date for templates that print one (`prints_date`), default the present.
-    Raises UserError when the tokenizer has no chat template, or none but named ones, or an option is not the template's.
+    Raises UserError when the tokenizer has no chat template (or named ones alone), or an option is not its own.
     """
 
     def __init__(

@@ -76,15 +76,22 @@ class ChatTemplate:
         except (jinja2.TemplateError, ValueError):
             return []  # each chat is left out by name then
 
-    def require_read(self, options: Mapping[str, Any], target: str) -> None:
-        """Raises UserError for an option of the run that no template of the target reads, with or without tools."""
+    def idle_options(self, options: Mapping[str, Any], target: str) -> str | None:
+        """A line that names the options of a run that change nothing, as the template reads none at all.
+
+        Raises UserError for an option that no template of the target reads, with or without tools, where others are
+        read: it is a mistyped name.
+        """
         strange = [name for name in self.unread(options, None) if name in self.unread(options, [{}])]
         if not strange:
-            return
+            return None
         names = (self.names_read(None) | self.names_read([{}])) - NO_OPTIONS - set(self.tokenizer.special_tokens_map)
+        if not names:
+            idle = ", ".join(f"template.{name}" for name in strange)
+            return f"the chat template of target {target!r} has no options: {idle} changes nothing"
         raise UserError(
             f"template.{strange[0]} = {options[strange[0]]!r} is not read by the chat template of target {target!r}",
-            f"one of its options: {', '.join(sorted(names))}" if names else "no option: it has none",
+            f"one of its options: {', '.join(sorted(names))}",
             f"correct the name, or drop template.{strange[0]}",
         )
 

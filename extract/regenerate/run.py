@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import UserError
-from ...progress import bar
+from ...progress import bar, say
 from ...store.files import FolderLock, make_folder, storage_error
 from ..data import first_difference
 from ..lines.inputs import check_formats, chunks, opened_sources, read_lines, short_names, sources_facts
@@ -76,7 +76,8 @@ def target_check(config: RegenerateConfig) -> TargetCheck | None:
     if config.target is None:
         return None
     check = TargetCheck(config.target)
-    check.renderer.template.require_read(config.template, config.target)
+    if idle := check.renderer.template.idle_options(config.template, config.target):
+        say(idle)
     return check
 
 
