@@ -1,5 +1,6 @@
 """Settings that would do nothing: of sampling, of the target's template, a check that comes too late."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,23 @@ def test_greedy_answers_read_no_setting_of_sampling(config: Config, name: str) -
         config(**{name: value})
 
 
-def test_template_options_that_the_target_does_not_read_are_refused_before_anything_is_asked(
-    config: Config, questions: Questions, server: Any, tmp_path: Path
+def test_template_options_that_the_target_does_not_know_are_refused_before_anything_is_asked(
+    config: Config, questions: Questions, server: Any, tmp_path: Path, case_target: Any, character_tokenizer: Any
 ) -> None:
-    with pytest.raises(UserError, match="template.thinking = True is not read by the chat template of target 'tiny'"):
-        regenerate(config(target="tiny", template={"thinking": True}), [questions("a")])
+    target = shutil.copytree(case_target(), tmp_path / "target")
+    character_tokenizer("{{ thinking }}{{ messages }}").save_pretrained(target)
+    with pytest.raises(UserError, match=r"template.thinkin = True is not read by the chat template of target"):
+        regenerate(config(target=str(target), template={"thinkin": True}), [questions("a")])
     assert server.bodies == []
     assert not (tmp_path / "out" / "journal.log").exists()
-    report = regenerate(config(template={"thinking": True}), [questions("a")])
-    assert report.counts["answered"] == 1, "without a target the server owns the template"
+
+
+def test_template_options_of_a_target_without_any_are_named(
+    config: Config, questions: Questions, server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regenerate(config(target="tiny", template={"thinking": True}), [questions("a")])
+    assert "has no options: template.thinking changes nothing" in capsys.readouterr().err
+    assert len(server.bodies) == 1
 
 
 def test_a_target_that_comes_after_the_answers_is_refused(config: Config, questions: Questions, server: Any) -> None:
