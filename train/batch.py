@@ -65,6 +65,11 @@ class RowBatch:
         self.derive_labels()
         self.row_masks.refill()
 
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Every tensor that the step reads; they stay where they are for the batch's life."""
+        own = (self.taps, self.positions, self.anchors, self.block_ids, self.block_positions, self.labels, self.valid)
+        return own + (() if self.last is None else (self.last,)) + self.row_masks.tensors()
+
     def load_taps(self, encoded: np.ndarray, codec: Codec) -> None:
         """encoded [Lt, T, row_bytes] u8 to taps [T, Lt*H]; it is copied first and decoded on the device."""
         num_taps, tokens, _ = encoded.shape

@@ -51,6 +51,13 @@ class RowMasks:
             else:
                 refill_tiles(mask, *tiles(self.anchors, self.starts, self.shape, kind.window))
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All memory that the masks read."""
+        held = [self.anchors, self.starts]
+        for mask in self.masks:
+            held += [mask] if isinstance(mask, Tensor) else [*tile_places(mask)[0], *tile_places(mask)[1]]
+        return tuple(held)
+
 
 def dense_mask(anchors: Tensor, starts: Tensor, shape: RowShape, kind: AttentionKind = FULL_KIND) -> Tensor:
     """bool [Q, T+Q], True = visible; the rule itself, and the mask of the CPU path."""
@@ -134,15 +141,18 @@ def refill_tiles(mask: BlockMask, partial: Tensor, full: Tensor) -> None:
 
     Those are count and columns for each row of queries and, for the backward, count and rows for each column of keys.
     """
-    marked = (partial, full)
-    places = (
-        (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices),
-        (mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices),
-    )
-    for place, (one, other) in zip(places, (marked, (partial.T, full.T))):
+    for place, (one, other) in zip(tile_places(mask), ((partial, full), (partial.T, full.T))):
         for held, fresh in zip(place, (*compressed(one), *compressed(other))):
-            assert held is not None
             held.copy_(fresh)
+
+
+def tile_places(mask: BlockMask) -> tuple[list[Tensor], list[Tensor]]:
+    """The index tensors of a mask, by rows of queries and by columns of keys: partial tiles, then full ones."""
+    rows = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    columns = (mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices)
+    found = [tensor for tensor in (*rows, *columns) if tensor is not None]
+    assert len(found) == 2 * len(rows)
+    return found[: len(rows)], found[len(rows) :]
 
 
 def compressed(marked: Tensor) -> tuple[Tensor, Tensor]:

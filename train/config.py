@@ -1,8 +1,11 @@
 """The settings of `train`, `evaluate` and `export`. Light: imports nothing heavy."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
+from .. import UserError
 from ..settings import require, section, setting
 from .kinds import CAUSAL_CHOICES, named_layers
 
@@ -66,9 +69,38 @@ class RowsConfig:
         require(self.shuffle_segments >= 1, "rows.shuffle_segments", self.shuffle_segments, "at least 1 segment")
 
 
+ReadWith = tuple[str, str, tuple[str, ...]]
+"""A setting, the one that chooses what reads it, and with which values of that one it is read."""
+
+
+def require_read(config: Any, section_name: str, read_with: Iterable[ReadWith]) -> None:
+    """Raises UserError for a setting that nothing reads; its default, which every run's train.toml holds, passes."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name, chooser, readers in read_with:
+        value, chosen = getattr(config, name), getattr(config, chooser)
+        if chosen not in readers and value != defaults[name]:
+            path, by = f"{section_name}.{name}", f"{section_name}.{chooser}"
+            raise UserError(
+                f"{path} = {value!r} does nothing with {by} = {chosen!r}",
+                f"settings that are read there; {path} is read with {by} = {' or '.join(map(repr, readers))}",
+                f"drop {path}, or --set {by}={readers[0]}",
+            )
+
+
 OBJECTIVE_NAMES = ("ce", "kl", "tv", "lk", "lk_hybrid", "tv_tokens")
 TOKEN_OBJECTIVES = ("ce", "tv_tokens")  # need the text alone
 WEIGHT_NAMES = ("decay", "uniform", "dpace", "first_error")
+LOSS_READ_WITH: tuple[ReadWith, ...] = (
+    ("hybrid_eta", "objective", ("lk_hybrid",)),
+    ("gamma", "weights", ("decay",)),
+    ("dpace_alpha", "weights", ("dpace",)),
+)
+OPTIM_READ_WITH: tuple[ReadWith, ...] = (
+    ("adamw_lr", "name", ("muon",)),
+    ("momentum", "name", ("muon",)),
+    ("decay_share", "schedule", ("wsd",)),
+    ("final_share", "schedule", ("wsd", "cosine")),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +137,7 @@ class LossConfig:
         require(self.gamma is None or 0 < self.gamma < math.inf, "loss.gamma", self.gamma, "more than 0 slots, finite")
         require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
         require(self.chunk_blocks >= 1, "loss.chunk_blocks", self.chunk_blocks, "at least 1 block")
+        require_read(self, "loss", LOSS_READ_WITH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +172,7 @@ class OptimConfig:
         for name in ("warmup_share", "decay_share", "final_share"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"optim.{name}", value, "a share from 0 to 1")
+        require_read(self, "optim", OPTIM_READ_WITH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +188,9 @@ class TrainConfig:
     partial: bool = setting(False, "train on what a running extraction has committed so far", flag="--partial")
     dtype: str = setting(
         "auto", "number format of the forward: auto (bfloat16 on CUDA, float32 on CPU), float32, bfloat16"
+    )
+    cuda_graph: str = setting(
+        "auto", "run a row as one CUDA graph: auto (on CUDA), on, off (launch by launch; less memory beside exams)"
     )
     eval_every: int | None = setting(None, "steps between exams on the held-out split; default: a tenth of the run")
     eval_samples: int = setting(256, "most held-out samples in an exam, count")
@@ -186,6 +223,7 @@ class TrainConfig:
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
+        require(self.cuda_graph in ("auto", "on", "off"), "cuda_graph", self.cuda_graph, "auto, on or off")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +235,7 @@ class EvaluateConfig:
     )
     prompts: str | None = setting(
         None,
-        "JSONL of prompts ('messages' or 'prompt', perhaps 'answer' and 'task'); default: the store's held-out prompts",
+        "JSONL of prompts, read as prepare reads lines, perhaps with 'answer'; default: the store's held-out prompts",
         flag="--prompts",
     )
     offline: bool = setting(False, "walk the store's held-out completions; no target is loaded", flag="--offline")
@@ -205,12 +243,12 @@ class EvaluateConfig:
         None, "store of --offline and of the default prompts; default: the run's", flag="--store"
     )
     checkpoint: str = setting("latest", "latest, best, or a step number", flag="--checkpoint")
-    max_new_tokens: int = setting(512, "longest answer, tokens", flag="--max-new-tokens")
+    max_new_tokens: int | None = setting(None, "longest answer, tokens; default: 512", flag="--max-new-tokens")
     limit: int | None = setting(None, "most prompts, count", flag="--limit")
     dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
     tap_dtype: str = setting(
         "store",
-        "how taps reach the drafter: 'store' (rounded to bfloat16 as recorded) or 'float32'",
+        "how the target's taps reach the drafter: 'store' (rounded to bfloat16 as recorded) or 'float32', drafter too",
         flag="--tap-dtype",
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", flag="--device")
@@ -223,8 +261,36 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         require(self.tap_dtype in ("store", "float32"), "tap_dtype", self.tap_dtype, "'store' or 'float32'")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
-        require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1 token")
+        new = self.max_new_tokens
+        require(new is None or new >= 1, "max_new_tokens", new, "at least 1 token")
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 prompt")
+        self.require_settings_of_its_own()
+
+    def require_settings_of_its_own(self) -> None:
+        """Raises UserError for a setting that only the other exam reads, and for a store beside prompts."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if self.offline and one.name in OF_DECODING and value != one.default:
+                raise UserError(
+                    f"{one.name} = {value!r} does nothing with --offline",
+                    f"settings that are read there; {one.name} is read by the exam that decodes with the target",
+                    f"drop {one.name}, or --offline",
+                )
+        if self.store is not None and self.prompts is not None:
+            raise UserError(
+                f"store = {self.store!r} does nothing with --prompts {self.prompts}",
+                "one source of prompts: a file, or a store's held-out samples",
+                "drop --store or --prompts",
+            )
+
+    @property
+    def answer_tokens(self) -> int:
+        """Most tokens of a decoded answer."""
+        return 512 if self.max_new_tokens is None else self.max_new_tokens
+
+
+OF_DECODING = ("target", "prompts", "max_new_tokens", "dtype", "tap_dtype")
+"""Settings that the offline exam does not read: it opens no target, and a store's taps are as they were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

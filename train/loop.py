@@ -28,6 +28,7 @@ from .optim import MasterOptimizer
 from .order import Place, RowCounts
 from .outcome import REPORT_NAME, outcome_of
 from .plots import plot_run
+from .replay import choose_graph
 from .run import Run, check_run, interval, make_folder, require_unchanged, write_run
 from .slot import RowSlot
 from .step import TrainStep
@@ -77,8 +78,16 @@ class Trainer:
         if facts.init is None:
             drafter.init_weights(facts.seed)
         self.drafter = drafter.to(device, dtype)
+        has_graph, self.graph_note = choose_graph(self.config.cuda_graph, device)
         self.step = TrainStep(
-            self.drafter, frozen.embedding, frozen.head, facts.shape, self.config.loss, norm=frozen.norm
+            self.drafter,
+            frozen.embedding,
+            frozen.head,
+            facts.shape,
+            self.config.loss,
+            norm=frozen.norm,
+            norm_eps=facts.target["rms_norm_eps"],
+            has_graph=has_graph,
         )
         self.optimizer = MasterOptimizer(self.drafter.named_parameters(), self.config.optim, facts.steps)
         self.batch = RowBatch(facts.spec, facts.shape, device, dtype, has_last=self.config.loss.needs_last)
@@ -92,7 +101,8 @@ class Trainer:
         if not is_resumed and self.facts.init is not None:
             self.warm_start(WarmStart(**self.facts.init))
         start = {"step": self.state.step, "steps": self.facts.steps, "is_resumed": is_resumed}
-        self.channel.tell(("start", start | {"mask_note": self.run.mask_note()}))
+        notes = [self.run.mask_note()] + ([self.graph_note] if self.graph_note else [])
+        self.channel.tell(("start", start | {"notes": notes}))
         with (
             MetricsFile(self.run.run_dir / METRICS_NAME, self.state.step if is_resumed else -1) as self.metrics,
             self.open_loader() as self.loader,

@@ -14,6 +14,7 @@ from .batch import RowBatch
 from .config import LossConfig
 from .drafter import Drafter
 from .loss import BlockLoss, Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
+from .replay import WARM_UP_ROWS, Replay
 from .slot import RowShape
 from .slot_weights import static_weights
 
@@ -94,6 +95,8 @@ class TrainStep:
         config: LossConfig,
         *,
         norm: Tensor | None = None,
+        norm_eps: float | None = None,
+        has_graph: bool = False,
     ) -> None:
         spec = drafter.spec
         weight = drafter.fc.weight
@@ -102,6 +105,8 @@ class TrainStep:
         own_head = self.embedding if head is embedding else head.detach().to(weight.device, weight.dtype)
         self.head = Head(weight=own_head, multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
         self.norm = None if norm is None else norm.detach().to(weight.device, torch.float32)  # [H]
+        self.norm_eps = norm_eps if norm_eps is not None else spec.rms_norm_eps
+        self.has_graph, self.num_rows, self.replay = has_graph, 0, None
         self.slot_weights = static_weights(config, shape.block_size).to(weight.device)  # [B-1] fp32
         self.slot_numbers = torch.arange(shape.block_size - 1, device=weight.device)  # [B-1], from 0
         self.sums = StepSums(shape.block_size, weight.device, has_teacher=config.needs_last)
@@ -124,7 +129,22 @@ class TrainStep:
             parameter.grad = gradient if parameter.dtype == torch.float32 else None
 
     def accumulate(self, batch: RowBatch) -> None:
-        """Adds one row's un-normalised gradients and numbers; does not wait for the device."""
+        """Adds one row's un-normalised gradients and numbers; does not wait for the device.
+
+        With `has_graph` (CUDA alone) the third row is captured as a CUDA graph, which runs it and every later one: all
+        must come in the same batch.
+        """
+        self.num_rows += 1
+        if not self.has_graph or self.num_rows <= WARM_UP_ROWS:
+            self.run_row(batch)
+            return
+        buffers = (*batch.buffers(), self.gradient_sum, self.sums.values, *self.parameters)
+        if self.replay is None:
+            self.replay = Replay(lambda: self.run_row(batch), buffers)
+        self.replay(buffers)
+
+    def run_row(self, batch: RowBatch) -> None:
+        """Forward, loss, backward and sums of one row, launch by launch."""
         hidden = self.forward(
             batch.taps, self.block_embeds(batch), batch.positions, batch.block_positions, batch.masks
         )  # [Q, H]
@@ -154,7 +174,7 @@ class TrainStep:
         assert batch.last is not None, "this objective reads the target's last states"
         assert self.norm is not None, "and its final norm"
         places = (batch.anchors[:, None] + self.slot_numbers).clamp(max=len(batch.last) - 1)  # [A, B-1]
-        return Teacher(final_norm(batch.last, self.norm, self.drafter.spec.rms_norm_eps), places)
+        return Teacher(final_norm(batch.last, self.norm, self.norm_eps), places)
 
     def infer(self, *inputs: Any) -> Tensor:
         """The drafter's forward for an exam, without gradients: [Q, H].

@@ -66,9 +66,10 @@ class Progress:
         elif kind == "exam":
             self.note_exam(numbers)
 
-    def begin(self, step: int, steps: int, is_resumed: bool, mask_note: str) -> None:
-        """The trainer is ready to run from `step` to `steps`; `mask_note` says which mask token was chosen."""
-        say(mask_note)
+    def begin(self, step: int, steps: int, is_resumed: bool, notes: list[str]) -> None:
+        """The trainer is ready to run from `step` to `steps`; `notes` say what was chosen for it."""
+        for note in notes:
+            say(note)
         self.start, self.start_step = ("resumed", step) if is_resumed else ("new", 0)
         self.bar = bar(NAME, "step", total=steps, initial=step, dynamic_ncols=True)
 

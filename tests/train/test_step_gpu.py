@@ -151,22 +151,59 @@ def work_through(step: TrainStep, rows, exams, every: int) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("has_graph", [False, True])
 @pytest.mark.parametrize("kind", [{}, MIXED], ids=["one kind", "three kinds"])
 def test_200_rows_of_random_lengths_and_exams_between_compile_nothing_more(
-    kind, tiny_spec, tiny_drafter, random_sample, fill_row
+    kind, has_graph, tiny_spec, tiny_drafter, random_sample, fill_row
 ) -> None:
     rng = np.random.default_rng(0)
-    step = TrainStep(
-        tiny_drafter(wide(tiny_spec, **kind)).to(CUDA, torch.bfloat16), *frozen(), SHAPE, LossConfig(chunk_blocks=16)
-    )
+    drafter = tiny_drafter(wide(tiny_spec, **kind)).to(CUDA, torch.bfloat16)
+    step = TrainStep(drafter, *frozen(), SHAPE, LossConfig(chunk_blocks=16), has_graph=has_graph)
     rows = (random_row(rng, random_sample, fill_row) for _ in range(200))
     with compiled_once(CUDA):
         losses = work_through(step, rows, held_out(rng, random_sample, 9), every=25)
     assert len(losses) == 200
     assert np.isfinite(losses).all()
+    assert (0 if step.replay is None else step.replay.num_replays) == (198 if has_graph else 0)
     assert counters["stats"]["unique_graphs"] == FRAMES
     assert not counters["recompile_limit"]
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_graph_gives_the_bits_of_its_launches(dtype, tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    """Six rows, an exam after the fourth, weights that move in between, and a last row over two others' sums."""
+    found = []
+    for has_graph in (False, True):
+        rng = np.random.default_rng(4)
+        drafter = tiny_drafter(wide(tiny_spec, **MIXED)).to(CUDA, dtype)
+        step = TrainStep(drafter, *frozen(), SHAPE, LossConfig(weights="dpace"), has_graph=has_graph)
+        batch, bits = RowBatch(drafter.spec, SHAPE, CUDA, dtype), []
+        for number in range(6):
+            batch.load(random_row(rng, random_sample, fill_row))
+            step.accumulate(batch)
+            bits.append((step.gradient_sum.clone(), step.sums.values.clone()))
+            if number < 4:
+                step.reset()
+                with torch.no_grad():
+                    drafter.fc.weight.mul_(1.01)
+            if number == 3:
+                walk(
+                    drafter,
+                    step.embedding,
+                    step.head.weight,
+                    held_out(rng, random_sample, 3),
+                    SHAPE,
+                    forward=step.infer,
+                )
+        found.append(bits)
+        torch._dynamo.reset()
+    for (left, left_sums), (right, right_sums) in zip(*found):
+        assert torch.equal(left, right)
+        assert torch.equal(left_sums, right_sums)
+    assert step.replay is not None
+    with pytest.raises(RuntimeError, match="number 0 is another"):
+        step.accumulate(RowBatch(drafter.spec, SHAPE, CUDA, dtype))
 
 
 def test_c31_many_lengths_need_no_frame_of_their_own_and_another_shape_is_refused(

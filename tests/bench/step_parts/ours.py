@@ -18,7 +18,7 @@ from dflash_offline.train.step import TrainStep
 from .cases import Case
 from .timing import Mark, finish, mark, ms_between
 
-GRAPH_KEYWORD = "cuda_graph"  # of TrainStep, once it captures a step as a CUDA graph
+GRAPH_KEYWORD = "has_graph"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
