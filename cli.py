@@ -19,6 +19,7 @@ from .options import options_of, resolved
 
 Builder = Callable[[], click.Command]
 SAMPLES_IN_HTML = 20
+PNG_MARK = b"\x89PNG\r\n\x1a\n"
 
 
 def prepare() -> click.Command:
@@ -133,12 +134,26 @@ def inspect() -> click.Command:
 
 
 def require_picture_path(path: Path) -> None:
-    """Raises UserError unless a picture can be written here. Tries it, before a store is read; leaves nothing."""
+    """Raises UserError unless a picture may and can be written here. Tries it, before a store is read; leaves nothing.
+
+    A file that is there must be a PNG itself.
+    """
     from .store.files import NewFile
 
     if path.is_dir():
         raise UserError(f"--png {str(path)!r} is a folder", "a file for the picture", "name a file, like lengths.png")
+    if os.path.lexists(path) and not is_png(path):
+        raise UserError(
+            f"--png {str(path)!r} is there and is no PNG", "a new file, or an earlier picture", "name another file"
+        )
     NewFile(path).abort()
+
+
+def is_png(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PNG_MARK)) == PNG_MARK
 
 
 def recode() -> click.Command:
@@ -167,6 +182,7 @@ def evaluate() -> click.Command:
     from .train.config import EvaluateConfig
 
     def run(folder: str, **given: Any) -> None:
+        from .extract.questions import read_questions
         from .train.evaluate import evaluate
 
         def open_target(name: str, device: str, dtype: str) -> Any:
@@ -178,7 +194,8 @@ def evaluate() -> click.Command:
                 say(target.kernel_note)
             return target
 
-        click.echo(evaluate(Path(folder), resolved(EvaluateConfig, "evaluate", given), open_target).text())
+        config = resolved(EvaluateConfig, "evaluate", given)
+        click.echo(evaluate(Path(folder), config, open_target, read_questions).text())
 
     return made("evaluate", run, EvaluateConfig, [click.Argument(["folder"], metavar="RUN")])
 

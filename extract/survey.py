@@ -44,7 +44,7 @@ def survey(config: ExtractConfig) -> Survey:
     """Reads DATA and the target's facts, chooses taps and devices, and makes the plan.
 
     Raises UserError for DATA that is incomplete or empty, a target DATA was not prepared for, a
-    bad tap list, a device that is not there, or a sample longer than the target can read.
+    bad tap list, a device that is not there, CPU threads without a CPU, or a sample longer than the target can read.
     """
     from .targets.facts import read_facts
 
@@ -52,6 +52,7 @@ def survey(config: ExtractConfig) -> Survey:
     samples = SampleTable(Path(config.data))
     require_own_samples(config, data, samples)
     devices = choose_devices(config.devices, 0 if config.devices == "cpu" else num_cuda_devices())
+    require_threads_used(config, devices)
     facts = read_facts(config.target or data.facts["target"], config.dtype, devices[0])
     require_prepared_for(config, data.facts, facts)
     tap_layers = config.taps if config.taps is not None else default_taps(facts.num_layers)
@@ -95,6 +96,16 @@ def require_own_samples(config: ExtractConfig, data: Data, samples: SampleTable)
             f"the token files in {config.data!r} were made by a run with facts {said}",
             f"{facts_sha256(data.facts)}, those of its data.json",
             "prepare the data again, or copy the whole folder again",
+        )
+
+
+def require_threads_used(config: ExtractConfig, devices: tuple[str, ...]) -> None:
+    """Only a worker on a CPU is given `cpu_threads`."""
+    if "cpu" not in devices and config.cpu_threads != ExtractConfig().cpu_threads:
+        raise UserError(
+            f"cpu_threads = {config.cpu_threads} does nothing on {', '.join(devices)}",
+            "workers on a CPU, which read it",
+            "drop cpu_threads, or give --devices cpu",
         )
 
 

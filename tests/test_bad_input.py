@@ -52,7 +52,6 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
         ("prepare chats.jsonl --target tiny --max-length 64", "max_length"),
         ("prepare chats.jsonl --target tiny --out new --set device=gpu", "device = 'gpu'"),
         ("prepare chats.jsonl --target tiny --out new --set date=2026-01-31", "date = '2026-01-31'"),
-        ("prepare chats.jsonl --target tiny --out new --set template.thinking=on", "template.thinking = 'on'"),
         ("prepare chats.jsonl --target tiny --out new --max-new-tokens 9", "max_new_tokens = 9"),
         ("prepare chats.jsonl --target tiny --out new --responses target --turns each", "turns = 'each'"),
         ("prepare chats.jsonl --target tiny --out new --html nowhere/x.html", "nowhere/x.html"),

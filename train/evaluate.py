@@ -31,7 +31,7 @@ from .facts import RunFacts
 from .order import ALL, HELD_OUT_SPLIT, samples_of
 from .outcome import export_command
 from .plots import plot_run
-from .prompts import Prompt, Prompts, read_lines, recorded_prompts, render_prompts
+from .prompts import Prompt, Prompts, asked_prompts, read_lines, recorded_prompts
 from .run import default_row_tokens
 from .slot import RowShape, default_anchors
 from .spec import require_recorded
@@ -39,14 +39,19 @@ from .walk import recorded_samples, walk
 
 IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokenizer_sha256")
 CPU_ANCHORS = 64  # blocks of one forward on a CPU; bounds its dense mask and scores
+OpenTarget = Callable[[str, str, str], Target]
+ReadQuestions = Callable[[str, Mapping[str, Any]], Callable[[Any], list[int]]]
 
 
-def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, str, str], Target]) -> EvaluateReport:
+def evaluate(
+    run_dir: Path, config: EvaluateConfig, open_target: OpenTarget, read_questions: ReadQuestions
+) -> EvaluateReport:
     """Examines a checkpoint and saves the result as JSON, whole or not at all.
 
     Without `config.out` that is evaluation.json in RUN, or evaluation-offline.json with `config.offline`.
-    `open_target(name, device, dtype)` loads a target; it is not called with `config.offline`. Raises
-    UserError for a run, store or target that is missing or does not fit the others, for prompts of
+    `open_target(name, device, dtype)` loads a target; it is not called with `config.offline`.
+    `read_questions(name, template_options)` gives what reads the lines of `config.prompts` (see `asked_prompts`).
+    Raises UserError for a run, store or target that is missing or does not fit the others, for prompts of
     which none is usable, and, before the exam, for an `out` that cannot or must not be written.
     """
     device = pick_device(config.device)
@@ -66,7 +71,7 @@ def evaluate(run_dir: Path, config: EvaluateConfig, open_target: Callable[[str, 
     if config.offline:
         result = walk_exam(drafter, facts, Path(settings["store"]), config.limit)
     else:
-        result = decoded_exam(drafter, facts, config, settings, open_target)
+        result = decoded_exam(drafter, facts, config, settings, open_target, read_questions)
     acceptance, comparison, left_out, own = result
     report = EvaluateReport(
         run=str(run_dir),
@@ -113,7 +118,8 @@ def decoded_exam(
     facts: RunFacts,
     config: EvaluateConfig,
     settings: Mapping[str, Any],
-    open_target: Callable[[str, str, str], Target],
+    open_target: OpenTarget,
+    read_questions: ReadQuestions,
 ) -> Result:
     """Every prompt decoded twice by the target: plainly, and with the drafter."""
     lines = read_lines(Path(config.prompts)) if config.prompts else []
@@ -126,7 +132,7 @@ def decoded_exam(
     )
     if recorded is None:
         options = facts.store["data"].get("facts", {}).get("template_options", {})
-        recorded = render_prompts(lines, target.tokenizer, limit=config.limit, template=options)
+        recorded = asked_prompts(lines, read_questions(settings["target"], options), config.limit)
     prompts = fitting(recorded, target.facts.max_positions)
     if config.prompts and not prompts.prompts:
         name, reason = prompts.left_out[0]
@@ -135,7 +141,7 @@ def decoded_exam(
     own = {
         "target_dtype": target.facts.dtype,
         "prompts": config.prompts or f"held-out samples of {settings['store']}",
-        "max_new_tokens": config.max_new_tokens,
+        "max_new_tokens": config.answer_tokens,
         "taps": "rounded to bfloat16, as the store records them" if config.tap_dtype == "store" else "in float32",
     }
     return acceptance, comparison, prompts.left_out, own
@@ -144,7 +150,7 @@ def decoded_exam(
 def no_prompt(path: str, reason: str) -> UserError:
     return UserError(
         f"prompts file {path!r} holds no prompt: {reason}".replace("\n", " "),
-        "JSON objects with 'messages' or 'prompt', one a line",
+        "JSON objects that ask something, like {'prompt': TEXT}, one a line",
         "mend the file, or leave --prompts out to take the store's held-out prompts",
     )
 
@@ -166,7 +172,7 @@ class Examiner:
         if prompts:
             self.decode_both(prompts[0], 2 * block_size)
         for prompt in bar("evaluate", "prompt", prompts):
-            plain, speculative = self.decode_both(prompt, self.config.max_new_tokens)
+            plain, speculative = self.decode_both(prompt, self.config.answer_tokens)
             answers.append(AnswerCycles(speculative.cycles, prompt.task))
             self.compare(comparison, prompt, plain, speculative)
         return Acceptance(tuple(answers), block_size), comparison

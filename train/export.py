@@ -30,6 +30,7 @@ from .zlab import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, read
 __all__ = ["ExportReport", "export", "read_zlab", "write_zlab"]
 
 CARD_NAME = "README.md"
+FILE_NAMES = (TENSORS_NAME, CONFIG_NAME, CARD_NAME)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,8 @@ class ExportReport:
     size_bytes: int
     is_new: bool
     commands: tuple[str, ...]
+    note: str | None
+    """What the commands leave out, and why."""
 
     def text(self) -> str:
         state = "written" if self.is_new else "was there already, unchanged"
@@ -51,6 +54,7 @@ class ExportReport:
                 f"drafter    step {self.step}, {self.num_parameters:,} parameters, {human_bytes(self.size_bytes)}",
                 "next: serve it with the target, for example",
                 *(f"  {command}" for command in self.commands),
+                *([f"note: {self.note}"] if self.note else []),
             ]
         )
 
@@ -61,9 +65,9 @@ def export(run_dir: Path, config: ExportConfig, *, dtype: torch.dtype = torch.bf
     Raises UserError where there is no such checkpoint, where `config.out` holds anything but this
     very export, and when the disk fails.
     """
-    step = find_step(run_dir, config.checkpoint)
+    step, out = find_step(run_dir, config.checkpoint), Path(config.out)
+    require_export_folder(out)
     drafter, facts = load_drafter(run_dir, str(step), "cpu", dtype)
-    out = Path(config.out)
     card = model_card(facts, step, serving_commands(facts, out.absolute().name), decoded_exam(run_dir, step))
     is_new = write_zlab(out, facts.spec, drafter.state_dict(), facts.target, card)
     return ExportReport(
@@ -73,6 +77,7 @@ def export(run_dir: Path, config: ExportConfig, *, dtype: torch.dtype = torch.bf
         size_bytes=(out / TENSORS_NAME).stat().st_size,
         is_new=is_new,
         commands=serving_commands(facts, str(out)),
+        note=serving_note(facts.spec),
     )
 
 
@@ -111,14 +116,24 @@ def is_equal(out: Path, aside: Path) -> bool:
     """True where `out` holds the same files as `aside`, False where it is empty or not there; else UserError."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    names = sorted(path.name for path in aside.iterdir())
+    require_export_folder(out)
+    different = filecmp.cmpfiles(out, aside, FILE_NAMES, shallow=False)[1:]
+    if any(different):
+        raise other_export(out, [name for part in different for name in part])
+    return True
+
+
+def require_export_folder(out: Path) -> None:
+    """Raises UserError where something lies that no export wrote; whether the files are equal is not looked at."""
+    if not os.path.lexists(out):
+        return
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
-    if found == names:
-        different = filecmp.cmpfiles(out, aside, names, shallow=False)[1:]
-        if not any(different):
-            return True
-        found = [name for part in different for name in part]
-    raise UserError(
+    if found and found != sorted(FILE_NAMES):
+        raise other_export(out, [name for name in found if name not in FILE_NAMES] or found)
+
+
+def other_export(out: Path, found: list[str]) -> UserError:
+    return UserError(
         f"{str(out)!r} is there and is not this export: see {found[0]!r}",
         "a new or empty folder, or the same export",
         "name another with --out, or remove it",
@@ -126,16 +141,27 @@ def is_equal(out: Path, aside: Path) -> bool:
 
 
 def serving_commands(facts: RunFacts, folder: str) -> tuple[str, ...]:
-    """How vLLM and SGLang are started with the drafter in `folder`."""
+    """How vLLM, and SGLang where it runs such layers, are started with the drafter in `folder`."""
     target = shown_target(facts.target)
     if "/" not in target and not Path(facts.target["name"]).is_absolute():
         target = "TARGET_FOLDER"  # a packaged target has a name of ours that no engine knows
     drafts = facts.spec.block_size - 1
     speculative = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": drafts})
-    return (
-        f"vllm serve {target} --speculative-config '{speculative}'",
+    vllm = f"vllm serve {target} --speculative-config '{speculative}'"
+    sglang = (
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "
-        f"--speculative-draft-model-path {folder}",
+        f"--speculative-draft-model-path {folder}"
+    )
+    return (vllm,) if serving_note(facts.spec) else (vllm, sglang)
+
+
+def serving_note(spec: DrafterSpec) -> str | None:
+    """Why there is no command for SGLang: it reads no `is_causal`; None where it runs the layers as trained."""
+    if all(kind.is_causal == (kind.window is not None) for kind in spec.attention):
+        return None
+    return (
+        f"no command for SGLang: it runs sliding layers causal inside the block and full layers not, whatever "
+        f"config.json says, and this drafter was trained with {describe(spec.attention)}"
     )
 
 
@@ -185,5 +211,6 @@ def model_card(facts: RunFacts, step: int, commands: tuple[str, ...], exam: Mapp
             f"{exam['num_equal']} of {exam['num_prompts']} outputs equal to plain decoding.",
             "",
         ]
-    lines += ["## Serving", "", "```", *commands, "```", ""]
+    note = serving_note(spec)
+    lines += ["## Serving", "", "```", *commands, "```", "", *([f"{note[0].upper()}{note[1:]}.", ""] if note else [])]
     return "\n".join(lines)

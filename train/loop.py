@@ -19,14 +19,16 @@ from . import checkpoint
 from .batch import RowBatch
 from .checkpoint import LoopState
 from .config import TrainConfig
-from .device import compiled_once, copy_mark, pick_device, pinned
+from .device import card_bytes, compiled_once, copy_mark, pick_device, pinned
 from .drafter import Drafter
 from .exam import examine
 from .loader import Loader, LoaderPlan
+from .memory_choice import memory_table
 from .metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile
 from .optim import MasterOptimizer
 from .order import Place, RowCounts
 from .outcome import REPORT_NAME, outcome_of
+from .pending import PendingUpdate
 from .plots import plot_run
 from .replay import choose_graph
 from .run import Run, check_run, interval, make_folder, require_unchanged, write_run
@@ -39,9 +41,9 @@ LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory an
 
 def run_trainer(channel: Channel, config: TrainConfig) -> None:
     """The trainer process: starts, resumes or finds finished the run that `config` names."""
-    run = check_run(config, lambda: pick_device(config.device).type)
-    torch.set_num_threads(config.cpu_threads or cpu_threads(run.facts.spec.hidden_size))
     device = pick_device(config.device)
+    run = check_run(config, lambda: device.type, card_bytes(device))
+    torch.set_num_threads(config.cpu_threads or cpu_threads(run.facts.spec.hidden_size))
     make_folder(run.run_dir)
     with FolderLock(run.run_dir, wait_s=LOCK_WAIT_S):
         require_unchanged(run)
@@ -74,17 +76,19 @@ class Trainer:
         self.device, self.channel = device, channel
         facts, dtype = self.facts, getattr(torch, self.facts.dtype)
         frozen = read_frozen(Path(self.config.store))
-        drafter = Drafter(facts.spec)
+        drafter = Drafter(facts.spec, is_checkpointed=facts.is_checkpointed)
         if facts.init is None:
             drafter.init_weights(facts.seed)
         self.drafter = drafter.to(device, dtype)
-        has_graph, self.graph_note = choose_graph(self.config.cuda_graph, device)
+        has_room = run.choice is None or run.choice.has_graph
+        has_graph, self.graph_note = choose_graph(self.config.cuda_graph, device, has_room=has_room)
+        loss = replace(self.config.loss, chunk_blocks=facts.chunk_blocks)
         self.step = TrainStep(
             self.drafter,
             frozen.embedding,
             frozen.head,
             facts.shape,
-            self.config.loss,
+            loss,
             norm=frozen.norm,
             norm_eps=facts.target["rms_norm_eps"],
             has_graph=has_graph,
@@ -94,6 +98,7 @@ class Trainer:
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
         self.state = LoopState(step=0, epoch=0, row=0)
+        self.pending: PendingUpdate | None = None
 
     def train(self) -> None:
         """Runs the loop to its end, from the newest checkpoint or from the start."""
@@ -102,6 +107,8 @@ class Trainer:
             self.warm_start(WarmStart(**self.facts.init))
         start = {"step": self.state.step, "steps": self.facts.steps, "is_resumed": is_resumed}
         notes = [self.run.mask_note()] + ([self.graph_note] if self.graph_note else [])
+        if self.run.choice is not None:
+            notes.append(memory_table(self.run.choice))
         self.channel.tell(("start", start | {"notes": notes}))
         with (
             MetricsFile(self.run.run_dir / METRICS_NAME, self.state.step if is_resumed else -1) as self.metrics,
@@ -187,11 +194,20 @@ class Trainer:
         update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
         epoch, next_row = self.loader.next
         self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
-        numbers = self.step.sums.metrics() | {"weight": self.step.sums.weight}
-        numbers |= {"lr": update.lr, "grad_norm": update.gradient_norm}
-        numbers |= self.throughput(counts, time.monotonic() - started, self.loader.wait_s - waited_s)
-        self.metrics.write(TRAIN, self.state.step, **numbers)
-        self.channel.tell(("train", {"step": self.state.step, **numbers}))
+        self.report()
+        known = self.throughput(counts, time.monotonic() - started, self.loader.wait_s - waited_s)
+        self.pending = PendingUpdate.of(self.state.step, update, self.step.sums, known)
+
+    def report(self) -> None:
+        """Writes and tells the numbers of the update before, if they are not yet told.
+
+        Raises UserError where that update spoilt the weights.
+        """
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            numbers = pending.numbers(self.step.sums)
+            self.metrics.write(TRAIN, pending.step, **numbers)
+            self.channel.tell(("train", {"step": pending.step, **numbers}))
 
     def throughput(self, counts: list[RowCounts], step_s: float, wait_s: float) -> dict[str, float]:
         """What the rows of an update held, and how fast they went."""
@@ -210,6 +226,7 @@ class Trainer:
 
     def examine(self) -> None:
         """The exam of the present weights; the best so far is remembered with its step."""
+        self.report()
         numbers = examine(self.run, self.step, self.channel.beat)
         step, value = self.state.step, numbers["acceptance_length"]
         self.state = replace(self.state, acceptance_length=value)
@@ -222,6 +239,7 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of this step; the lines of metrics.jsonl are made durable before it."""
+        self.report()
         self.metrics.sync()
         weights = dict(zip(self.optimizer.names, self.optimizer.masters))
         checkpoint.save(self.run.run_dir, self.state, weights, {**self.optimizer.state_dict(), "masters": {}})

@@ -20,7 +20,8 @@ NUMBERED = re.compile(r"(?<=_)\d+$")  # names that come once for each slot or le
 
 DEFINITIONS = {
     "kind": "'train': numbers of one optimizer update; 'exam': numbers of one walk over held-out answers",
-    "step": "optimizer updates done when the line was written; an exam at step 0 is of the untrained drafter",
+    "step": "optimizer updates done when the line was written; an exam at step 0 is of the drafter that the run starts "
+    "from: random weights, or those of `drafter.init`",
     "epoch": "passes over the training rows after this update: rows trained on over rows of the first pass",
     "loss": "sum of weight * objective (`loss.objective`, cross-entropy by default) over sum of weights, natural log, "
     "over all labelled slots of the step",

@@ -22,8 +22,9 @@ PEAKS = {"muon": 0.02, "adamw": 6e-4}  # adamw: the paper (dflash-spec 2.7)
 class Update:
     """What one step did."""
 
+    number: int  # 0-based
     lr: float  # of the matrices
-    gradient_norm: float  # of the normalised gradient, before the clip
+    gradient_norm: Tensor  # 0-d, of the normalised gradient, before the clip
 
 
 def lr_share(config: OptimConfig, step: int, total_steps: int) -> float:
@@ -48,6 +49,22 @@ def lr_share(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.final_share + (1.0 - config.final_share) * height
 
 
+def require_sound(number: int, weight: float, norm: float) -> None:
+    """Raises UserError for an update without a label, or whose gradient is not finite."""
+    if not weight > 0:
+        raise UserError(
+            f"update {number} has no label to learn from (weight {weight})",
+            "at least one valid slot in the rows of a step",
+            "raise rows.anchors or check the loss masks of the store",
+        )
+    if not math.isfinite(norm):
+        raise UserError(
+            f"the gradient of update {number} has the norm {norm}",
+            "a finite gradient",
+            "lower the learning rate (--lr), and check the store with `dflash verify`",
+        )
+
+
 class MasterOptimizer:
     """Updates fp32 masters and rounds them into the parameters.
 
@@ -64,6 +81,7 @@ class MasterOptimizer:
         self.masters = [
             p.detach() if p.dtype == torch.float32 else p.detach().to(torch.float32) for p in self.parameters
         ]
+        self.is_fused = self.masters[0].is_cuda  # one kernel reads and writes each number once
         self.peak = config.lr if config.lr is not None else PEAKS[config.name]
         self.parts = self.build()
 
@@ -78,9 +96,9 @@ class MasterOptimizer:
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ]
-            return [(torch.optim.AdamW(groups, lr=self.peak, betas=betas), self.peak)]
+            return [(torch.optim.AdamW(groups, lr=self.peak, betas=betas, fused=self.is_fused), self.peak)]
         muon = torch.optim.Muon(matrices, lr=self.peak, weight_decay=config.weight_decay, momentum=config.momentum)
-        adamw = torch.optim.AdamW(others, lr=config.adamw_lr, betas=betas, weight_decay=0.0)
+        adamw = torch.optim.AdamW(others, lr=config.adamw_lr, betas=betas, weight_decay=0.0, fused=self.is_fused)
         return [(muon, self.peak), (adamw, config.adamw_lr)]
 
     def lr(self, step: int) -> float:
@@ -88,37 +106,29 @@ class MasterOptimizer:
         return self.peak * lr_share(self.config, step, self.total_steps)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], weight: float) -> Update:
-        """One update from gradient sums (fp32, in the parameters' order), divided here by `weight`.
+    def step(self, gradients: Sequence[Tensor], weight: Tensor) -> Update:
+        """One update from gradient sums (fp32, in the parameters' order), divided here by `weight`, 0-d.
 
-        Scales the sums in place. Raises UserError where the weight is 0 or the gradient is not finite;
-        the parameters are untouched then.
+        Scales the sums in place. Does not wait for the device: whoever reads the numbers later calls `require_sound`
+        before anything of this update is kept. On a CPU that is done here, before anything has changed.
         """
-        if not weight > 0:
-            raise UserError(
-                f"update {self.num_steps} has no label to learn from (weight {weight})",
-                "at least one valid slot in the rows of a step",
-                "raise rows.anchors or check the loss masks of the store",
-            )
-        norm = float(torch.nn.utils.get_total_norm(gradients)) / weight
-        if not math.isfinite(norm):
-            raise UserError(
-                f"the gradient of update {self.num_steps} has the norm {norm}",
-                "a finite gradient",
-                "lower the learning rate (--lr), and check the store with `dflash verify`",
-            )
-        clip = self.config.clip
-        scale = 1.0 / weight * (min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
+        norm = torch.nn.utils.get_total_norm(gradients) / weight
+        if weight.device.type == "cpu":
+            require_sound(self.num_steps, float(weight), float(norm))
+        scale = torch.reciprocal(weight)
+        if self.config.clip:
+            scale = scale * (self.config.clip / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(list(gradients), scale.to(torch.float32))  # pyright: ignore[reportPrivateImportUsage]
         for master, gradient in zip(self.masters, gradients, strict=True):
-            gradient.mul_(scale)
             master.grad = gradient
         share = lr_share(self.config, self.num_steps, self.total_steps)
         for optimizer, peak in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
             optimizer.step()
+        update = Update(self.num_steps, self.peak * share, norm)
         self.finish()
-        return Update(self.peak * share, norm)
+        return update
 
     def finish(self) -> None:
         """Lets the gradients go and rounds the masters into the parameters."""
@@ -130,9 +140,10 @@ class MasterOptimizer:
     @torch.no_grad()
     def round_masters(self) -> None:
         """Copies each master into its parameter, where they are two tensors."""
-        for parameter, master in zip(self.parameters, self.masters):
-            if parameter.dtype != torch.float32:
-                parameter.copy_(master)
+        rounded = [(p, m) for p, m in zip(self.parameters, self.masters) if p.dtype != torch.float32]
+        if rounded:
+            parameters, masters = ([pair[side] for pair in rounded] for side in (0, 1))
+            torch._foreach_copy_(parameters, masters)  # pyright: ignore[reportPrivateImportUsage]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resume needs besides fp32 parameters themselves; tensors are not copied."""

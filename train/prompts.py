@@ -1,17 +1,16 @@
 """The prompts of an exam: from a JSONL file, or from the held-out samples of a store.
 
 Every line that gives no prompt is named with its reason; none disappears and none ends the
-exam. Knows chat templates through the target's tokenizer only.
+exam. What a line of a file asks, as token ids, is told by a function that the caller hands over.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from .. import UserError
 from ..store.reader import StoreReader
@@ -50,55 +49,33 @@ def read_lines(path: Path) -> list[tuple[str, str]]:
     return [(f"{path.name}:{i}", line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def render_prompts(
-    lines: Iterable[tuple[str, str]], tokenizer: Any, *, limit: int | None, template: Mapping[str, Any]
-) -> Prompts:
-    """The first `limit` prompts of named JSON lines, rendered with the tokenizer's chat template.
+def asked_prompts(lines: Iterable[tuple[str, str]], ids_of: Callable[[Any], list[int]], limit: int | None) -> Prompts:
+    """The first `limit` prompts of named JSON lines; `ids_of` gives the token ids that a line's value asks.
 
-    A line is an object with 'messages' (chat messages; an assistant message at the end is
-    dropped, the target is to write it) or 'prompt' (text, asked as one user message), perhaps
-    with 'answer' (the right answer's text), 'task' and 'id'. `template` holds options of the
-    chat template. Raises UserError when the tokenizer has no chat template.
+    What a line asks is for `ids_of` to say, which raises ValueError where it is nothing; beside it 'answer' (the
+    right answer's text), 'task' and 'id' are read.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the target's tokenizer has no chat template",
-            "a template that renders the prompts",
-            "add the template of the served model, or leave --prompts out to take the store's held-out prompts",
-        )
     found = Prompts([], [])
     for name, line in lines:
         if limit is not None and len(found.prompts) >= limit:
             break
         try:
-            found.prompts.append(parse_line(line, name, tokenizer, template))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError) as error:
+            found.prompts.append(parse_line(line, name, ids_of))
+        except (ValueError, RecursionError) as error:
             found.left_out.append((name, f"{type(error).__name__}: {error}"))
     return found
 
 
-def parse_line(line: str, name: str, tokenizer: Any, template: Mapping[str, Any]) -> Prompt:
-    """One line as a prompt; raises ValueError, or what the template raises, when it is none."""
+def parse_line(line: str, name: str, ids_of: Callable[[Any], list[int]]) -> Prompt:
+    """One line as a prompt; raises ValueError or RecursionError when it is none."""
     record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError("the line is no JSON object")
-    messages = record.get("messages")
-    if messages is None and isinstance(record.get("prompt"), str) and record["prompt"]:
-        messages = [{"role": "user", "content": record["prompt"]}]
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("neither 'messages' (a list of chat messages) nor 'prompt' (text)")
-    if messages and messages[-1].get("role") == "assistant":
-        messages = messages[:-1]
-    if not messages:
-        raise ValueError("no message before the answer")
+    ids = ids_of(record)
     answer = record.get("answer")
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"'answer' is a {type(answer).__name__}, not a text")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written every special token
     task, label = record.get("task"), record.get("id")
     return Prompt(
-        ids=[int(i) for i in ids],
+        ids=ids,
         name=name if label is None else f"{name} (id {label})",
         task="" if task is None else str(task),
         answer=answer,

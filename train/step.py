@@ -4,6 +4,7 @@ Nothing is normalised here: gradients and numbers are sums over rows (and, after
 divided once by whoever has them all, so a step does not depend on how its rows were dealt.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .batch import RowBatch
-from .config import LossConfig
+from .config import CHUNK_BLOCKS, LossConfig
 from .drafter import Drafter
 from .loss import BlockLoss, Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
 from .replay import WARM_UP_ROWS, Replay
@@ -46,12 +47,16 @@ class StepSums:
         self.values.zero_()
 
     @property
-    def weight(self) -> float:
-        """The denominator of the step's gradient; waits for the device."""
-        return float(self.values[1])
+    def weight(self) -> Tensor:
+        """The denominator of the step's gradient, 0-d fp64."""
+        return self.values[1]
 
     def metrics(self) -> dict[str, float]:
-        """The step's numbers under fixed names; waits for the device. Empty where no block counted.
+        """The step's numbers by name; waits for the device."""
+        return self.named(self.values.tolist())
+
+    def named(self, numbers: Sequence[float]) -> dict[str, float]:
+        """What `values` held, as numbers under fixed names. Empty where no block counted.
 
         loss: weighted mean of the objective. acceptance_expected: mean over valid slots of sum of min(p, q), the
         chance that the target keeps a sampled draft, where its distribution is known. accuracy and accuracy_slot_K:
@@ -60,7 +65,6 @@ class StepSums:
         acceptance_length_teacher_forced adds the bonus token. Decoding restarts at the hard tokens, so the
         acceptance length there differs.
         """
-        numbers = self.values.tolist()
         loss, weight, blocks, accepted, alpha = numbers[: len(self.HEAD)]
         slots = numbers[len(self.HEAD) :]
         hits, valid = slots[: self.num_slots], slots[self.num_slots :]
@@ -164,7 +168,7 @@ class TrainStep:
             self.head,
             batch.labels,
             batch.valid * self.slot_weights,
-            chunk_blocks=self.config.chunk_blocks,
+            chunk_blocks=self.config.chunk_blocks or CHUNK_BLOCKS,
             chunk_loss=self.chunk_loss,
             teacher=self.teacher(batch) if self.config.needs_last else None,
         )

@@ -52,15 +52,14 @@ def regenerate_sources(config: RegenerateConfig, sources: Sequence[Path]) -> Reg
         make_folder(folder)
     except OSError as error:
         raise storage_error(error, folder) from error
-    facts = facts_of(config, sources)
+    check = target_check(config)
+    facts = facts_of(config, sources, check)
     with FolderLock(folder, name=LOCK_NAME):
         remove_temporaries(folder)
         done = read_finished(folder)
         if done is None or (config.retry_failed and done["report"]["failed"]):
             require_journal(folder, is_finished=done is not None)
-            check = target_check(config)
             return asyncio.run(answer_all(config, folder, sources, facts, check))
-        require_same(folder, done["facts"], facts | {"model": config.model or done["facts"]["model"]})
         if config.target is not None and not done["report"]["checked"]:
             raise UserError(
                 f"{str(folder)!r} is finished, and no prompt of it was compared with a target: {config.target!r} "
@@ -68,6 +67,7 @@ def regenerate_sources(config: RegenerateConfig, sources: Sequence[Path]) -> Reg
                 "a target that is given before the lines are answered",
                 "drop --target, or choose another --out",
             )
+        require_same(folder, done["facts"], facts | {"model": config.model or done["facts"]["model"]})
         return RegenerateReport(folder, done["facts"], done["report"], is_new=False, target=config.target)
 
 
@@ -110,11 +110,12 @@ def require_journal(folder: Path, *, is_finished: bool) -> None:
         )
 
 
-def facts_of(config: RegenerateConfig, sources: Sequence[Path]) -> dict[str, Any]:
-    """What decides the answers, the model aside; a run that goes on must find it unchanged."""
+def facts_of(config: RegenerateConfig, sources: Sequence[Path], check: TargetCheck | None) -> dict[str, Any]:
+    """What decides the answers, the model aside, and the target; a run that goes on must find it unchanged."""
     return {
         "format": FORMAT_VERSION,
         "model": None,
+        "target": check.facts if check else None,
         "origin": target_origin(config.temperature),
         "sampling": {name: getattr(config, name) for name in SAMPLING},
         "template": dict(config.template),
@@ -126,7 +127,10 @@ def facts_of(config: RegenerateConfig, sources: Sequence[Path]) -> dict[str, Any
 
 
 def require_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raises UserError with the first fact that differs, and both of its values."""
+    """Raises UserError with the first fact that differs, and both of its values; a target not given is the same."""
+    old = {"target": None} | old  # a folder of an earlier version holds none
+    if new["target"] is None:
+        new = new | {"target": old["target"]}
     if old != new:
         path, was, now = first_difference("facts", old, new)
         raise UserError(
@@ -146,6 +150,7 @@ async def answer_all(
         path = folder / JOURNAL_NAME
         if (old := read_facts(path)) is not None:
             require_same(folder, old, facts)
+            facts = facts | {"target": old.get("target")}
         count = num_lines(sources, config.limit)
         with (
             closing(Journal(path, facts, len(sources), retry_failed=config.retry_failed)) as journal,
@@ -161,6 +166,10 @@ async def answer_all(
                     "a served target at one of the endpoints",
                     f"start it and give the same command again; {journal.counts['answered']:,} answered lines are safe",
                 ) from error
+            except UserError:
+                if not journal.counts.total():
+                    path.unlink()  # what is refused before any answer binds no further try
+                raise
             finally:
                 journal.sync()
             report = finish(folder, journal, facts, asker.lines_in)

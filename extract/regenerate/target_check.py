@@ -36,6 +36,11 @@ class TargetCheck:
         side = read_text_side(target)
         self.tokenizer = side.tokenizer
         self.renderer = ChatRenderer(side, {})
+        self.facts = {
+            "name": side.name,
+            "tokenizer_sha256": side.tokenizer_sha256,
+            "template_sha256": side.template_sha256,
+        }
 
     def prompt(self, messages: list[Message], tools: list[Any] | None, options: dict[str, Any]) -> Prompt:
         """The prompt of these messages. Raises TurnFailed where the template refuses them."""

@@ -23,7 +23,8 @@ import torch
 from step_parts import frames, memory, peer, speed
 from step_parts.cases import CASES, Case, rows_of, tiny
 from step_parts.ours import GRAPH_KEYWORD, Choices, Ours, offers
-from step_parts.table import Part, show
+from step_parts.table import Part, merged
+from store_parts.rows import show
 
 PARTS = ("8b", "27b", "27b_sliding", "small", "recompiles", "memory", "speculators")
 LIMIT_S = 420  # of one process
@@ -213,7 +214,7 @@ def main() -> None:
         parser.error("give --part and --out, or --merge")
     is_whole = run_parts(args) if args.part else True
     folder = args.merge or args.out
-    show(parts_in(folder))
+    show("step", *merged(parts_in(folder)))
     sys.exit(0 if is_whole else 1)
 
 

@@ -65,7 +65,7 @@ def main() -> None:
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="store-bench-", dir=args.dir) as name:
         rows = measure(Path(name), args.gigabytes, args.rounds, left_out)
-    show(rows, left_out)
+    show("store", rows, left_out)
 
 
 if __name__ == "__main__":

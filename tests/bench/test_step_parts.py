@@ -195,11 +195,12 @@ def test_a_tiny_step_gives_the_rows_of_its_case(tiny_case: Any, tmp_path: Path) 
 
 
 def test_parts_of_several_runs_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
-    from step_parts.table import BARS, Part, show
+    from step_parts.table import BARS, Part, merged
+    from store_parts.rows import show
 
     small = Part("small", {"step_ms_small": (3.14159, "ms")}, {"gpu_idle_small": "no graph"})
     whole = Part("8b", {"peak_gib_8b": (48.0, "GiB"), "share_of_peak_8b": (0.8, "ratio")})
-    show([small, whole])
+    show("step", *merged([small, whole]))
     *table, last = capsys.readouterr().out.splitlines()
     assert json.loads(last) == {
         "bench": "step",
@@ -213,7 +214,7 @@ def test_parts_of_several_runs_are_one_table(capsys: pytest.CaptureFixture[str])
     assert "left out: gpu_idle_small: no graph" in table
     assert len([line for line in table if line.startswith("left out")]) == len(BARS) - 1
     with pytest.raises(AssertionError, match="step_ms_small"):
-        show([small, small])
+        merged([small, small])
 
 
 def test_ratios_to_speculators_and_the_error_of_the_plan_come_from_pairs() -> None:

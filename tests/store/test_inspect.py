@@ -98,8 +98,25 @@ def test_the_command_draws(tmp_path: Path, small: ModuleType, capsys: pytest.Cap
     assert "samples by their number of tokens" in told
     assert re.search(r"^ *0-49 +3 #+$", told, flags=re.MULTILINE)
     assert (tmp_path / "lengths.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    main(["inspect", str(store_dir), "--png", str(tmp_path / "lengths.png")])  # replaces its own picture
+    assert "lengths drawn" in capsys.readouterr().out
     empty, _, _ = small.make_store(tmp_path / "empty", 0)
     from dflash_offline.store.summary import plot_store
 
     with pytest.raises(UserError, match="holds no sample"):
         plot_store(read_facts(empty), tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\x89PNG\r\n"], ids=["empty", "text", "cut"])
+def test_a_file_that_is_no_picture_is_not_replaced(
+    tmp_path: Path, small: ModuleType, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    store_dir, _, _ = small.make_store(tmp_path, 3)
+    path = tmp_path / "numbers.csv"
+    path.write_bytes(content)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(store_dir), "--png", str(path)])
+    told = capsys.readouterr().err
+    assert "numbers.csv' is there and is no PNG" in told
+    assert len(told.splitlines()) == 3
+    assert path.read_bytes() == content

@@ -1,9 +1,11 @@
 """Settings of a training that no run can have are refused by name, before anything is written."""
 
+from pathlib import Path
+
 import pytest
 from dflash_offline import UserError
-from dflash_offline.settings import resolve
-from dflash_offline.train.config import TrainConfig
+from dflash_offline.settings import as_toml, resolve
+from dflash_offline.train.config import LOSS_READ_WITH, OPTIM_READ_WITH, TrainConfig
 from dflash_offline.train.kinds import named_layers
 
 REFUSED = [
@@ -69,3 +71,33 @@ def test_layers_may_be_typed_short(text: str) -> None:
 def test_a_layer_of_another_name_is_refused() -> None:
     with pytest.raises(UserError, match="drafter.layer_types holds 'causal'"):
         resolve(TrainConfig, name="train", overrides=["drafter.layer_types=4xsliding,causal"])
+
+
+READ_WITH = [("loss", *one) for one in LOSS_READ_WITH] + [("optim", *one) for one in OPTIM_READ_WITH]
+CHOICES = {
+    "loss.objective": ["ce", "kl", "tv", "lk", "lk_hybrid", "tv_tokens"],
+    "loss.weights": ["decay", "uniform", "dpace", "first_error"],
+    "optim.name": ["muon", "adamw"],
+    "optim.schedule": ["wsd", "cosine", "constant"],
+}
+
+
+@pytest.mark.parametrize("section, name, chooser, readers", READ_WITH, ids=lambda value: value)
+def test_a_setting_that_nothing_reads_is_refused(section: str, name: str, chooser: str, readers: tuple[str]) -> None:
+    path, by = f"{section}.{name}", f"{section}.{chooser}"
+    for chosen in CHOICES[by]:
+        overrides = [f"{path}=0.3", f"{by}={chosen}"]
+        if chosen in readers:
+            assert getattr(getattr(resolve(TrainConfig, name="train", overrides=overrides), section), name) == 0.3
+            continue
+        with pytest.raises(UserError, match=f"{path} = 0.3 does nothing with {by} = '{chosen}'") as caught:
+            resolve(TrainConfig, name="train", overrides=overrides)
+        assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("by, chosen", [(by, chosen) for by, values in CHOICES.items() for chosen in values])
+def test_the_resolved_config_of_every_choice_is_taken_again(tmp_path: Path, by: str, chosen: str) -> None:
+    """train.toml holds the defaults of settings that this choice does not read."""
+    config = resolve(TrainConfig, name="train", overrides=[f"{by}={chosen}"])
+    (tmp_path / "train.toml").write_text(as_toml(config, "train"))
+    assert resolve(TrainConfig, name="train", file=tmp_path / "train.toml") == config

@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_muon_moves_matrices_and_adamw_the_norms_by_the_library_rules() -> None:
     muon = torch.optim.Muon([plain.wide, plain.tall], lr=0.05, momentum=0.95, weight_decay=0.1)
     adamw = torch.optim.AdamW([plain.norm], lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(4):
-        optimizer.step(gradients(step), 2.0)
+        optimizer.step(gradients(step), torch.tensor(2.0, dtype=torch.float64))
         for parameter, gradient in zip(plain.parameters(), gradients(step)):
             parameter.grad = gradient / 2.0
         muon.step()
@@ -54,7 +55,7 @@ def test_adamw_alone_is_the_library_s() -> None:
         betas=(0.9, 0.95),
     )
     for step in range(4):
-        optimizer.step(gradients(step), 1.0)
+        optimizer.step(gradients(step), torch.tensor(1.0, dtype=torch.float64))
         for parameter, gradient in zip(plain.parameters(), gradients(step)):
             parameter.grad = gradient
         adamw.step()
@@ -71,8 +72,8 @@ def test_clip_is_the_library_s_on_the_divided_gradient(weight: float, clip: floa
     for parameter, gradient in zip(expected, sums):
         parameter.grad = gradient / weight
     norm = nn.utils.clip_grad_norm_(expected, clip)
-    update = optimizer.step(sums, weight)
-    assert update.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+    update = optimizer.step(sums, torch.tensor(weight, dtype=torch.float64))
+    assert float(update.gradient_norm) == pytest.approx(float(norm), rel=1e-5)
     for parameter, used in zip(expected, sums):
         torch.testing.assert_close(parameter.grad, used)
 
@@ -99,7 +100,8 @@ def test_cosine_and_constant_schedules_by_hand() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 7])
 @pytest.mark.parametrize(("warmup", "decay"), [(0.0, 1.0), (1.0, 1.0), (0.9, 0.9), (0.0, 0.0)])
 def test_shares_are_sane_in_the_shortest_runs(schedule: str, total: int, warmup: float, decay: float) -> None:
-    config = OptimConfig(schedule=schedule, warmup_share=warmup, decay_share=decay)
+    falling: dict[str, Any] = {"decay_share": decay} if schedule == "wsd" else {}
+    config = OptimConfig(schedule=schedule, warmup_share=warmup, **falling)
     assert all(0 < lr_share(config, step, total) <= 1 for step in range(total + 2))
 
 
@@ -107,7 +109,7 @@ def test_learning_rate_is_applied_per_step() -> None:
     toy = Toy()
     config = OptimConfig(name="adamw", lr=0.1, warmup_share=0.5, schedule="constant", clip=0.0)
     optimizer = MasterOptimizer(toy.named_parameters(), config, 4)
-    rates = [optimizer.step(gradients(step), 1.0).lr for step in range(3)]
+    rates = [optimizer.step(gradients(step), torch.tensor(1.0, dtype=torch.float64)).lr for step in range(3)]
     assert rates == pytest.approx([0.05, 0.1, 0.1])
     assert rates == pytest.approx([optimizer.lr(step) for step in range(3)])
 
@@ -119,7 +121,7 @@ def test_norms_move_at_a_small_rate_only_with_masters() -> None:
     rounded = nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
     plain = torch.optim.AdamW([rounded], lr=1e-4, weight_decay=0.0)
     for _ in range(60):
-        optimizer.step([torch.ones(6, 10), torch.ones(10), torch.ones(9, 4)], 1.0)
+        optimizer.step([torch.ones(6, 10), torch.ones(10), torch.ones(9, 4)], torch.tensor(1.0, dtype=torch.float64))
         rounded.grad = torch.ones(10, dtype=torch.bfloat16)
         plain.step()
     assert (rounded == 1).all()  # what happens without masters
@@ -137,12 +139,12 @@ def test_resume_is_bit_exact(name: str, dtype: torch.dtype) -> None:
     whole = Toy(dtype)
     one = MasterOptimizer(whole.named_parameters(), config, 9)
     for step in range(9):
-        one.step(gradients(step), 3.0)
+        one.step(gradients(step), torch.tensor(3.0, dtype=torch.float64))
 
     first = Toy(dtype)
     optimizer = MasterOptimizer(first.named_parameters(), config, 9)
     for step in range(4):
-        optimizer.step(gradients(step), 3.0)
+        optimizer.step(gradients(step), torch.tensor(3.0, dtype=torch.float64))
     file = io.BytesIO()
     torch.save({"weights": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
@@ -153,7 +155,7 @@ def test_resume_is_bit_exact(name: str, dtype: torch.dtype) -> None:
     resumed = MasterOptimizer(second.named_parameters(), config, 9)
     resumed.load_state_dict(saved["optimizer"])
     for step in range(4, 9):
-        resumed.step(gradients(step), 3.0)
+        resumed.step(gradients(step), torch.tensor(3.0, dtype=torch.float64))
     for name_, parameter in whole.named_parameters():
         assert torch.equal(parameter, second.get_parameter(name_))
     for left, right in zip(one.masters, resumed.masters):
@@ -188,6 +190,6 @@ def test_an_update_without_a_meaning_is_refused_and_changes_nothing(weight: floa
     sums = gradients(0)
     sums[1][3] = value
     with pytest.raises(UserError, match=message):
-        optimizer.step(sums, weight)
+        optimizer.step(sums, torch.tensor(weight, dtype=torch.float64))
     assert all(torch.equal(tensor, before[name]) for name, tensor in toy.state_dict().items())
     assert optimizer.num_steps == 0

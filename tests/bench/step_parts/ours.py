@@ -11,7 +11,9 @@ import torch
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import LossConfig, OptimConfig
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.memory_choice import chunk_sizes
 from dflash_offline.train.optim import MasterOptimizer
+from dflash_offline.train.pending import PendingUpdate
 from dflash_offline.train.slot import RowArrays
 from dflash_offline.train.step import TrainStep
 
@@ -62,8 +64,8 @@ class Ours:
         self.drafter = drafter.to(device, self.dtype)
         table = (case.vocabulary, case.hidden)
         embedding, head = (torch.randn(table, device=device, dtype=self.dtype).mul_(0.02) for _ in range(2))
-        chunk: dict[str, Any] = {} if choices.chunk_blocks is None else {"chunk_blocks": choices.chunk_blocks}
-        self.loss = LossConfig(**chunk)
+        chunk_blocks = choices.chunk_blocks or chunk_sizes(case.shape)[0]  # what a card with room takes
+        self.loss = LossConfig(chunk_blocks=chunk_blocks)
         graph: dict[str, Any] = {} if choices.cuda_graph is None else {GRAPH_KEYWORD: choices.cuda_graph}
         self.step = TrainStep(self.drafter, embedding, head, case.shape, self.loss, **graph)
         optim = OptimConfig(name=choices.optimizer, schedule="constant", warmup_share=0.0)
@@ -71,8 +73,11 @@ class Ours:
         self.batch = RowBatch(self.spec, case.shape, device, self.dtype)
 
     def run(self, rows: Sequence[RowArrays]) -> list[list[Mark]]:
-        """One update a row; the moments before load, accumulate and update of each, and after the last."""
-        marks = []
+        """One update a row, its numbers read one row later as in the trainer.
+
+        Gives the moments before load, accumulate and update of each, and after the last.
+        """
+        marks, pending = [], None
         for row in rows:
             begin = mark(self.device)
             self.step.reset()
@@ -80,8 +85,10 @@ class Ours:
             loaded = mark(self.device)
             self.step.accumulate(self.batch)
             summed = mark(self.device)
-            self.optimizer.step(self.step.gradients, self.step.sums.weight)
-            self.step.sums.metrics()
+            update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
+            if pending is not None:
+                pending.numbers(self.step.sums)
+            pending = PendingUpdate.of(1, update, self.step.sums, {})
             marks.append([begin, loaded, summed])
         marks.append([mark(self.device)])
         finish(self.device)

@@ -1,4 +1,4 @@
-"""The rows of a part, the file that keeps them, and the one table of all parts."""
+"""The rows of a part, the file that keeps them, and the bars of all parts."""
 
 import json
 from dataclasses import dataclass, field
@@ -65,16 +65,3 @@ def merged(parts: list[Part]) -> tuple[list[Row], dict[str, str]]:
         which, bar = BARS.get(name, ("", 0.0))
         rows.append(Row(name, value, unit, **{which: bar} if which else {}))
     return rows, left_out
-
-
-def show(parts: list[Part]) -> None:
-    """Prints the table, what is not in it and why, and the line that is kept."""
-    rows, left_out = merged(parts)
-    width = max((len(row.name) for row in rows), default=3)
-    print(f"{'row':{width}} {'value':>10} {'unit':12} {'bar':>9}")
-    for row in rows:
-        print(f"{row.name:{width}} {row.kept:10g} {row.unit:12} {row.bar:>9} {row.verdict}".rstrip())
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why}")
-    plain = [{"name": row.name, "value": row.kept, "unit": row.unit} for row in rows]
-    print(json.dumps({"bench": "step", "rows": plain}))

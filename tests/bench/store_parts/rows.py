@@ -36,16 +36,16 @@ class Row:
         return "" if self.least is None else ("PASS" if self.value >= self.least else "FAIL")
 
 
-def show(rows: list[Row], left_out: dict[str, str]) -> None:
-    """Prints the table, what is not in it and why, and the line that is kept."""
-    width = max(len(row.name) for row in rows)
+def show(bench: str, rows: list[Row], left_out: dict[str, str]) -> None:
+    """Prints the table, what is not in it and why, and the line that is kept of this benchmark."""
+    width = max((len(row.name) for row in rows), default=3)
     print(f"{'row':{width}} {'value':>10} {'unit':12} {'bar':>9}")
     for row in rows:
         print(f"{row.name:{width}} {row.kept:10g} {row.unit:12} {row.bar:>9} {row.verdict}".rstrip())
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
     plain: list[dict[str, Any]] = [{"name": row.name, "value": row.kept, "unit": row.unit} for row in rows]
-    print(json.dumps({"bench": "store", "rows": plain}))
+    print(json.dumps({"bench": bench, "rows": plain}))
 
 
 class Taken:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dflash_offline import UserError
 from dflash_offline.cli import COMMANDS, resolved
 from dflash_offline.extract.config import ExtractConfig
@@ -70,6 +71,18 @@ def test_the_next_command_makes_the_store_that_was_planned(
     monkeypatch.chdir(tmp_path)
     given = COMMANDS[words[0]][0]().make_context("extract", words[1:]).params
     assert resolved(ExtractConfig, "extract", given) == config
+
+
+@pytest.mark.parametrize("devices", [None, "0", "0,1"])
+def test_threads_of_a_cpu_are_refused_where_no_worker_runs_on_one(
+    tmp_path: Path, data: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, devices: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="cpu_threads = 3 does nothing on cuda:0") as caught:
+        plan_command(make_config(data, tmp_path / "store", devices=devices, cpu_threads=3))
+    assert len(str(caught.value).splitlines()) == 3
+    assert plan_command(make_config(data, tmp_path / "store", devices="cpu", cpu_threads=3)).workers == ("cpu",)
+    assert plan_command(make_config(data, tmp_path / "store", devices="0")).workers == ("cuda:0",)
 
 
 def test_the_whole_store_takes_the_same_whatever_is_there_already(

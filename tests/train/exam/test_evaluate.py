@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline import UserError
+from dflash_offline.extract.questions import read_questions
 from dflash_offline.settings import resolve
-from dflash_offline.train.config import EvaluateConfig, ExportConfig
+from dflash_offline.train.config import OF_DECODING, EvaluateConfig, ExportConfig
 from dflash_offline.train.evaluate import evaluate
 from dflash_offline.train.export import export
-from dflash_offline.train.prompts import render_prompts
 
 TOKENS = 24
+
+
+def open_nothing(name, device, dtype):
+    pytest.fail("the target was opened")
 
 
 def run_exam(tiny_run, tmp_path, *settings, target=None):
@@ -26,9 +30,10 @@ def run_exam(tiny_run, tmp_path, *settings, target=None):
         opened.append((name, device))
         return target or tiny_run.target
 
-    own = [f"out={tmp_path / 'exam.json'}", "device=cpu", f"max_new_tokens={TOKENS}"]
+    own = [f"out={tmp_path / 'exam.json'}", "device=cpu"]
+    own += [] if "offline=true" in settings else [f"max_new_tokens={TOKENS}"]
     config = resolve(EvaluateConfig, name="evaluate", overrides=[*own, *settings])
-    report = evaluate(tiny_run.run_dir, config, open_target)
+    report = evaluate(tiny_run.run_dir, config, open_target, read_questions)
     return report, json.loads((tmp_path / "exam.json").read_text()), opened
 
 
@@ -101,7 +106,8 @@ def test_prompts_of_a_file_are_rendered_answered_and_accounted_for(tiny_run, tmp
     assert exam["answers"] == {first.kind: {"right": right, "known": 1}, "": {"right": 0, "known": 1}}
     left_out = {entry["name"]: entry["reason"] for entry in exam["left_out"]}
     assert list(left_out) == [f"prompts.jsonl:{number}" for number in (4, 5, 6, 7)]
-    assert "neither 'messages'" in left_out["prompts.jsonl:5"]
+    assert "text, no chat" in left_out["prompts.jsonl:5"]
+    assert "unknown role" in left_out["prompts.jsonl:6"]
     assert "the target takes" in left_out["prompts.jsonl:7"]
     assert "4 left out" in report.text()
 
@@ -246,27 +252,38 @@ def test_a_prompts_file_without_a_prompt_is_an_error(tiny_run, tmp_path, text, s
 
     config = EvaluateConfig(prompts=str(path), out=str(tmp_path / "exam.json"), device="cpu")
     with pytest.raises(UserError, match=said) as caught:
-        evaluate(tiny_run.run_dir, config, open_target)
+        evaluate(tiny_run.run_dir, config, open_target, read_questions)
     assert len(str(caught.value).splitlines()) == 3
     assert bool(opened) == is_opened
     assert not (tmp_path / "exam.json").exists()
 
 
-def test_a_template_that_reaches_for_a_message_that_is_not_there_leaves_the_line_out():
-    class Tokenizer:
-        chat_template = "any"
+OTHER_VALUES = {
+    "target": "tiny",
+    "prompts": "exam.jsonl",
+    "max_new_tokens": 512,
+    "dtype": "float32",
+    "tap_dtype": "float32",
+}
 
-        def apply_chat_template(self, messages, **options):
-            return messages[1]["content"]
 
-    found = render_prompts([("f:1", '{"prompt": "hi"}')], Tokenizer(), limit=None, template={})
-    assert found.prompts == []
-    assert found.left_out == [("f:1", "IndexError: list index out of range")]
+@pytest.mark.parametrize("name", OF_DECODING)
+def test_settings_of_decoding_are_refused_offline(name):
+    value = OTHER_VALUES[name]
+    assert getattr(EvaluateConfig(**{name: value}), name) == value
+    with pytest.raises(UserError, match=f"{name} = {value!r} does nothing with --offline"):
+        EvaluateConfig(offline=True, **{name: value})
+
+
+def test_a_store_beside_prompts_is_refused():
+    with pytest.raises(UserError, match="store = 'hs' does nothing with --prompts exam.jsonl"):
+        EvaluateConfig(store="hs", prompts="exam.jsonl")
+    assert EvaluateConfig(store="hs").answer_tokens == 512
 
 
 def test_no_run_is_not_a_missing_checkpoint(tmp_path):
     with pytest.raises(UserError, match="no run at"):
-        evaluate(tmp_path / "nope", EvaluateConfig(device="cpu"), lambda name, device, dtype: pytest.fail("opened"))
+        evaluate(tmp_path / "nope", EvaluateConfig(device="cpu"), open_nothing, read_questions)
 
 
 def test_without_a_best_checkpoint_the_next_command_names_another(lab, tiny_run, tmp_path):
@@ -274,15 +291,12 @@ def test_without_a_best_checkpoint_the_next_command_names_another(lab, tiny_run,
     drafter = lab.make_run(tiny_run.store, run_dir)
     lab.checkpoint.save(run_dir, lab.checkpoint.LoopState(step=3, epoch=0, row=0), drafter.state_dict(), {})
     config = EvaluateConfig(offline=True, limit=1, device="cpu")
-    report = evaluate(run_dir, config, lambda name, device, dtype: pytest.fail("opened"))
+    report = evaluate(run_dir, config, open_nothing, read_questions)
     assert report.text().splitlines()[-1] == f"next: dflash export {run_dir} --checkpoint latest"
     export(run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest"))
 
 
 def test_a_missing_prompts_file_is_seen_before_the_target_is_opened(tiny_run, tmp_path):
-    def open_target(name, device, dtype):
-        pytest.fail("the target was opened")
-
     config = EvaluateConfig(prompts=str(tmp_path / "none.jsonl"), out=str(tmp_path / "exam.json"), device="cpu")
     with pytest.raises(UserError, match=r"none\.jsonl"):
-        evaluate(tiny_run.run_dir, config, open_target)
+        evaluate(tiny_run.run_dir, config, open_nothing, read_questions)

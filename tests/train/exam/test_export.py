@@ -1,6 +1,7 @@
 """An exported folder is read back to the same drafter, and nothing else passes for one."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -288,6 +289,56 @@ def test_a_folder_with_something_else_is_refused_and_left_alone(tiny_run, export
         export(tiny_run.run_dir, ExportConfig(out=str(exported), checkpoint="latest"))
     assert (exported / "notes.txt").read_text() == "mine"
     assert [path.name for path in exported.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["file", "foreign folder", "half an export", "link to nothing"])
+def test_a_place_that_is_taken_is_seen_before_the_checkpoint_is_read(tiny_run, tmp_path, kind):
+    run_dir, out = tmp_path / "run", tmp_path / "taken"
+    step_dir = run_dir / "checkpoints" / "step-00000048"
+    shutil.copytree(tiny_run.run_dir, run_dir)
+    for path in step_dir.glob("*.safetensors"):
+        path.write_bytes(b"broken")
+    if kind == "file":
+        out.write_text("mine")
+    elif kind == "link to nothing":
+        out.symlink_to(tmp_path / "nothing")
+    else:
+        out.mkdir()
+        (out / ("notes.txt" if kind == "foreign folder" else "README.md")).write_text("mine")
+    config = ExportConfig(out=str(out), checkpoint="48")
+    with pytest.raises(UserError, match="'.*taken' is there and is not this export") as caught:
+        export(run_dir, config)
+    assert len(str(caught.value).splitlines()) == 3
+    with pytest.raises(UserError, match="step-00000048"):
+        export(run_dir, ExportConfig(out=str(tmp_path / "free"), checkpoint="48"))
+
+
+@pytest.mark.parametrize(
+    "settings, is_run_by_sglang",
+    [
+        ([], True),
+        (["drafter.window=8", "drafter.causal=sliding"], True),
+        (["drafter.window=8", "drafter.layer_types=sliding,full", "drafter.causal=sliding"], True),
+        (["drafter.window=8"], False),
+        (["drafter.causal=all"], False),
+        (["drafter.window=8", "drafter.layer_types=sliding,full", "drafter.causal=all"], False),
+    ],
+    ids=lambda value: " ".join(value) or "full" if isinstance(value, list) else "",
+)
+def test_sglang_gets_a_command_only_for_layers_that_it_runs_as_trained(
+    lab, tiny_run, tmp_path, settings, is_run_by_sglang
+):
+    """It runs sliding layers causal inside the block and full ones not, and reads no other word on it."""
+    drafter = lab.make_run(tiny_run.store, tmp_path / "run", *settings)
+    lab.save_step(tmp_path / "run", drafter, 3)
+    text = export(tmp_path / "run", ExportConfig(out=str(tmp_path / "out"))).text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in (text, card):
+        assert "vllm serve" in told
+        assert ("sglang.launch_server" in told) == is_run_by_sglang
+        assert ("o command for SGLang" in told) == (not is_run_by_sglang)
+    if not is_run_by_sglang:
+        assert text.splitlines()[-1].endswith(describe(drafter.spec.attention))
 
 
 def test_an_empty_folder_is_filled(tiny_run, tmp_path):
