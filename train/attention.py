@@ -5,12 +5,14 @@ backward, torch 2.13); decoding takes one small dense call on both. Knows tensor
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from .kernel_options import Options
 from .slot import TILE
 
 KeysValues = tuple[Tensor, Tensor]  # each [nkv, n, d]
@@ -71,13 +73,19 @@ def span(seen: Tensor) -> slice:
     return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
 
 
-def attend(queries: Tensor, context: KeysValues, own: KeysValues, visible: Visible) -> Tensor:
-    """Attention of [nq, Q, d] over context and own keys, scale d^-0.5, grouped heads: [nq, Q, d]."""
+def attend(
+    queries: Tensor, context: KeysValues, own: KeysValues, visible: Visible, options: Options | None = None
+) -> Tensor:
+    """Attention of [nq, Q, d] over context and own keys, scale d^-0.5, grouped heads: [nq, Q, d].
+
+    `options` are flex attention's, see `kernel_options`.
+    """
     if isinstance(visible, list):
         return torch.cat([attend_piece(queries, context, own, piece) for piece in visible], dim=1)
     keys, values = (torch.cat(both, dim=1)[None] for both in zip(context, own))
     if isinstance(visible, BlockMask):
-        out = flex_attention(queries[None], keys, values, block_mask=visible, enable_gqa=True)
+        named: Any = options  # torch's own type leaves the prefixed names out
+        out = flex_attention(queries[None], keys, values, block_mask=visible, enable_gqa=True, kernel_options=named)
         assert isinstance(out, Tensor)
         return out[0]
     return F.scaled_dot_product_attention(queries[None], keys, values, attn_mask=visible, enable_gqa=True)[0]

@@ -90,6 +90,7 @@ def require_read(config: Any, section_name: str, read_with: Iterable[ReadWith]) 
 OBJECTIVE_NAMES = ("ce", "kl", "tv", "lk", "lk_hybrid", "tv_tokens")
 TOKEN_OBJECTIVES = ("ce", "tv_tokens")  # need the text alone
 WEIGHT_NAMES = ("decay", "uniform", "dpace", "first_error")
+CHUNK_BLOCKS = 64  # where nothing else is given or chosen
 LOSS_READ_WITH: tuple[ReadWith, ...] = (
     ("hybrid_eta", "objective", ("lk_hybrid",)),
     ("gamma", "weights", ("decay",)),
@@ -118,7 +119,9 @@ class LossConfig:
         None, "decay length in slots; default: 7, 5, 4 for blocks of 16, 10, 8, else half a block"
     )
     dpace_alpha: float = setting(0.5, "floor of the D-PACE factors, 0 to 1")
-    chunk_blocks: int = setting(64, "blocks whose logits exist at once, count")
+    chunk_blocks: int | None = setting(
+        None, "blocks whose logits exist at once, count; default: on CUDA what fits and pays, on CPU 64"
+    )
 
     @property
     def needs_last(self) -> bool:
@@ -136,7 +139,8 @@ class LossConfig:
         require(self.weights in WEIGHT_NAMES, "loss.weights", self.weights, "decay, uniform, dpace or first_error")
         require(self.gamma is None or 0 < self.gamma < math.inf, "loss.gamma", self.gamma, "more than 0 slots, finite")
         require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
-        require(self.chunk_blocks >= 1, "loss.chunk_blocks", self.chunk_blocks, "at least 1 block")
+        chunk = self.chunk_blocks
+        require(chunk is None or chunk >= 1, "loss.chunk_blocks", chunk, "at least 1 block")
         require_read(self, "loss", LOSS_READ_WITH)
 
 
@@ -192,6 +196,9 @@ class TrainConfig:
     cuda_graph: str = setting(
         "auto", "run a row as one CUDA graph: auto (on CUDA), on, off (launch by launch; less memory beside exams)"
     )
+    checkpointing: str = setting(
+        "auto", "run layers a second time in the backward, for memory: auto (on CUDA where nothing else fits), on, off"
+    )
     eval_every: int | None = setting(None, "steps between exams on the held-out split; default: a tenth of the run")
     eval_samples: int = setting(256, "most held-out samples in an exam, count")
     checkpoint_every: int | None = setting(None, "steps between checkpoints; default: a tenth of the run")
@@ -223,7 +230,9 @@ class TrainConfig:
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
-        require(self.cuda_graph in ("auto", "on", "off"), "cuda_graph", self.cuda_graph, "auto, on or off")
+        for name in ("cuda_graph", "checkpointing"):
+            value = getattr(self, name)
+            require(value in ("auto", "on", "off"), name, value, "auto, on or off")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

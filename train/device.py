@@ -29,6 +29,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
 
 
+def card_bytes(device: torch.device) -> int | None:
+    """All memory of a CUDA device, used or not; None for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
 @contextmanager
 def compiled_once(device: torch.device) -> Iterator[None]:
     """On CUDA, makes compiling a function a second time an error (torch's RecompileError) while the block runs.

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from .attention import KeysValues, Visible, attend, visible_keys
+from .kernel_options import Options, options_on
 from .kinds import AttentionKind
 from .spec import DrafterSpec
 
@@ -44,6 +45,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(spec.num_heads * width, hidden, bias=False)
         self.q_norm = RMSNorm(width, spec.rms_norm_eps)
         self.k_norm = RMSNorm(width, spec.rms_norm_eps)
+        self.kernel_options: Options | None = None  # of the device that the weights are on
 
     def keys_values(self, x: Tensor, rotation: Rotation) -> KeysValues:
         """Rotated keys and values of x [n, H]: two of [nkv, n, d]."""
@@ -53,7 +55,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, context: KeysValues, visible: Visible) -> Tensor:
         queries = rotate(self.q_norm(self.q_proj(x).view(-1, self.num_heads, self.head_dim)), rotation)
-        out = attend(queries.transpose(0, 1), context, self.keys_values(x, rotation), visible)  # [nq, Q, d]
+        own = self.keys_values(x, rotation)
+        out = attend(queries.transpose(0, 1), context, own, visible, self.kernel_options)  # [nq, Q, d]
         return self.o_proj(out.transpose(0, 1).reshape(-1, self.num_heads * self.head_dim))
 
 
@@ -107,8 +110,12 @@ class Drafter(nn.Module):
 
     def _apply(self, fn, recurse: bool = True):
         super()._apply(fn, recurse)
-        if self.fc.weight.device.type != "meta":
-            self.inv_freq = self.inv_freq.to(self.fc.weight.device)
+        weight = self.fc.weight
+        if weight.device.type != "meta":
+            self.inv_freq = self.inv_freq.to(weight.device)
+        options = options_on(weight.device, self.spec.head_dim, weight.itemsize)
+        for layer in self.layers:
+            layer.self_attn.kernel_options = options
         return self
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from .. import UserError, __version__
 from ..store.manifest import Manifest, differences
+from .config import CHUNK_BLOCKS
 from .kinds import describe
 from .slot import RowShape
 from .spec import DrafterSpec
@@ -35,7 +36,9 @@ HARMLESS = (
     "uncached",
     "stall_s",
     "cuda_graph",  # the same kernels in the same order
-    "loss.chunk_blocks",  # memory; the last bits of a sum may change
+    # Memory; the last bits of a sum may change. A run keeps the values that it was started with until others are given.
+    "loss.chunk_blocks",
+    "checkpointing",
 )
 
 
@@ -64,6 +67,8 @@ class RunFacts:
     optim: dict[str, Any]
     device_type: str  # of the first start; decides defaults, also after a move
     config_digest: str
+    chunk_blocks: int = CHUNK_BLOCKS  # as given or chosen; these are the values of runs that do not say
+    is_checkpointed: bool = False
 
     @property
     def target(self) -> dict[str, Any]:
@@ -110,7 +115,8 @@ def read_facts(run_dir: Path) -> RunFacts:
         values = json.loads(path.read_text(encoding="utf-8"))
         found = values.pop("format")
         values.pop("package_version")
-        missing = {field.name for field in dataclasses.fields(RunFacts)} - set(values)
+        fields = dataclasses.fields(RunFacts)
+        missing = {field.name for field in fields if field.default is dataclasses.MISSING} - set(values)
         if found == FORMAT and missing:
             raise KeyError(f"it has no {', '.join(sorted(missing))}")
     except (ValueError, KeyError) as error:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .config import LossConfig
 from .objectives import OBJECTIVES, Drafted
+from .slot import equal_chunk
 from .slot_weights import dynamic_weights
 
 
@@ -169,8 +170,3 @@ def final_norm(last: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     wide = last.to(torch.promote_types(last.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(last.dtype)
-
-
-def equal_chunk(num_blocks: int, chunk_blocks: int) -> int:
-    """The largest divisor of `num_blocks` up to `chunk_blocks`: all chunks get one shape."""
-    return next(size for size in range(min(chunk_blocks, num_blocks), 0, -1) if num_blocks % size == 0)

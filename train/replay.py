@@ -36,9 +36,10 @@ class Replay:
         self.num_replays += 1
 
 
-def choose_graph(setting: str, device: torch.device) -> tuple[bool, str | None]:
+def choose_graph(setting: str, device: torch.device, *, has_room: bool = True) -> tuple[bool, str | None]:
     """Whether rows run as one graph, and a line that says so where there is a choice (CUDA).
 
+    `has_room` is False where its memory would not fit beside an exam's.
     Raises UserError where a graph is asked for on a device that has none.
     """
     if device.type != "cuda":
@@ -47,6 +48,8 @@ def choose_graph(setting: str, device: torch.device) -> tuple[bool, str | None]:
         return False, None
     if setting == "off":
         return False, "rows run launch by launch: cuda_graph = off"
+    if not has_room:
+        return False, "rows run launch by launch: a CUDA graph's memory does not fit beside an exam's"
     return True, f"a row is one CUDA graph after {WARM_UP_ROWS} rows of launches"
 
 

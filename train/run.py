@@ -14,6 +14,7 @@ import numpy as np
 from .. import UserError
 from ..settings import as_dict, as_toml, digest
 from ..store.files import publish, storage_error
+from ..store.frozen import CONFIG_PATH, read_document
 from ..store.ranges import as_ranges
 from ..store.reader import StoreReader
 from .config import TOKEN_OBJECTIVES, TrainConfig
@@ -29,6 +30,7 @@ from .facts import (
     require_same_store,
 )
 from .kinds import layout_of
+from .memory_choice import Choice, fitted, on_off
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
 from .slot import TILE, RowShape, default_anchors
 from .spec import DrafterSpec, make_spec, require_free, require_recorded
@@ -57,8 +59,7 @@ def resolve_facts(
             f"samples of the split {TRAIN_SPLIT!r}",
             "prepare more data or a smaller --held-out share, and extract again",
         )
-    longest = int(reader.samples.n[np.concatenate([train, held_out])].max()) + 1
-    row_tokens = config.rows.row_tokens or default_row_tokens(longest, device_type)
+    row_tokens = config.rows.row_tokens or default_row_tokens(longest_sample(reader, segments), device_type)
     anchors = config.rows.anchors or default_anchors(row_tokens, spec.block_size)
     shape = RowShape(row_tokens=row_tokens, anchors=anchors, block_size=spec.block_size)
     shuffle = config.rows.shuffle_segments
@@ -113,6 +114,12 @@ def resolve_spec(
     return continued_spec(drafter, spec, target, tap_layers), start
 
 
+def longest_sample(reader: StoreReader, segments: str) -> int:
+    """Tokens that the longest sample of the run takes in a row: the recorded ones and the last label."""
+    numbers = np.concatenate([samples_of(reader, split, segments) for split in (TRAIN_SPLIT, HELD_OUT_SPLIT)])
+    return int(reader.samples.n[numbers].max()) + 1
+
+
 def default_row_tokens(longest: int, device_type: str) -> int:
     """The smallest multiple of 128 from the device's own minimum that holds the longest sample, tokens."""
     return -(-max(ROW_TOKENS[device_type], longest) // TILE) * TILE
@@ -132,6 +139,7 @@ class Run:
     reader: StoreReader
     is_new: bool
     num_holding_mask: int = 0  # samples whose text holds the mask token; counted for a new run
+    choice: Choice | None = None  # of what takes memory, and how much; on CUDA
 
     @property
     def run_dir(self) -> Path:
@@ -152,11 +160,12 @@ class Run:
         return samples_of(self.reader, split, self.facts.segments)
 
 
-def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
+def check_run(config: TrainConfig, device_type: Callable[[], str], card_bytes: int | None = None) -> Run:
     """Opens the store and compares the command with the run that RUN already holds; writes nothing.
 
-    `device_type` is asked only for a new run. Raises UserError for a missing, unfinished or unfit
-    store, and for a run of other facts, naming them with both values.
+    `device_type` is asked only for a new run; `card_bytes` is the memory of its card, None on a CPU. Raises UserError
+    for a missing, unfinished or unfit store, for a run of other facts, naming them with both values, and for one
+    that the card has no room for.
     """
     run_dir = Path(config.out)
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
@@ -165,14 +174,30 @@ def check_run(config: TrainConfig, device_type: Callable[[], str]) -> Run:
         reader = StoreReader(Path(config.store), partial=config.partial)
         segments = as_ranges(np.unique(reader.samples.segment)) if config.partial else ALL
         facts = resolve_facts(config, reader, segments, device_type())
+        facts, choice = fit(config, facts, reader, None, card_bytes)
         num_holding = count_mask_token(reader, facts)
         require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
-        return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding)
+        return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding, choice=choice)
     reader = StoreReader(Path(config.store), partial=old.segments != ALL)
     require_same_store(run_dir, old, reader.manifest)
     facts = resolve_facts(config, reader, old.segments, old.device_type, old)
     require_same_run(run_dir, old, facts)
-    return Run(config, facts, reader, is_new=False)
+    facts, choice = fit(config, facts, reader, old, card_bytes)
+    return Run(config, facts, reader, is_new=False, choice=choice)
+
+
+def fit(
+    config: TrainConfig, facts: RunFacts, reader: StoreReader, old: RunFacts | None, card_bytes: int | None
+) -> tuple[RunFacts, Choice | None]:
+    """The facts with what takes memory settled, and the choice; see `fitted`."""
+    return fitted(
+        config,
+        facts,
+        old,
+        card_bytes=card_bytes,
+        head_is_tied=card_bytes is not None and read_document(Path(config.store) / CONFIG_PATH)["is_tied"],
+        least_row_tokens=default_row_tokens(longest_sample(reader, facts.segments), "cpu"),
+    )
 
 
 def require_own(run_dir: Path) -> None:
@@ -239,6 +264,7 @@ def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
         head_dim=spec.head_dim,
     )
     rows = dataclasses.replace(config.rows, row_tokens=facts.row_tokens, anchors=facts.anchors)
+    loss = dataclasses.replace(config.loss, chunk_blocks=facts.chunk_blocks)
     return dataclasses.replace(
         config,
         store=str(Path(config.store).absolute()),
@@ -249,6 +275,8 @@ def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
         checkpoint_every=interval(config.checkpoint_every, facts.steps),
         drafter=drafter,
         rows=rows,
+        loss=loss,
+        checkpointing=on_off(facts.is_checkpointed),
     )
 
 

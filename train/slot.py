@@ -74,6 +74,11 @@ def default_anchors(row_tokens: int, block_size: int) -> int:
     return -(-max(row_tokens // 8, 1) // unit) * unit
 
 
+def equal_chunk(num_blocks: int, chunk_blocks: int) -> int:
+    """The largest divisor of `num_blocks` up to `chunk_blocks`: all chunks get one shape."""
+    return next(size for size in range(min(chunk_blocks, num_blocks), 0, -1) if num_blocks % size == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class RowArrays:
     """Numpy views into one slot; the slot owns the memory.

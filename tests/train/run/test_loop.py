@@ -157,7 +157,8 @@ def test_a_run_of_no_steps_is_the_untrained_drafter(lab, tiny_store, tmp_path):
 @pytest.mark.parametrize("name, dtype", [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")])
 def test_one_update_moves_every_tensor(lab, tiny_store, tmp_path, name, dtype):
     """Invariant 19 of dflash-spec, through the real loop: norms included, also at a rate of 1e-4."""
-    settings = ["steps=1", "optim.lr=1e-4", "optim.adamw_lr=1e-4", f"optim.name={name}", f"dtype={dtype}"]
+    settings = ["steps=1", "optim.lr=1e-4", f"optim.name={name}", f"dtype={dtype}"]
+    settings += ["optim.adamw_lr=1e-4"] if name == "muon" else []
     train_inside(lab.make_config(tiny_store, tmp_path / "run", *settings, "optim.schedule=constant"))
     after = load(tmp_path / "run", 1).weights
     before = Drafter(read_facts(tmp_path / "run").spec)
