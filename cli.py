@@ -58,14 +58,14 @@ def regenerate() -> click.Command:
 
 
 def plan() -> click.Command:
-    from .extract.config import ExtractConfig
+    from .extract.config import PlanConfig
 
     def run(**given: Any) -> None:
-        from .extract.launch import plan_command
+        from .extract.foretell import plan_command
 
-        click.echo(plan_command(resolved(ExtractConfig, "extract", given)).text())
+        click.echo(plan_command(resolved(PlanConfig, "extract", given)).text())
 
-    return made("plan", run, ExtractConfig)
+    return made("plan", run, PlanConfig)
 
 
 def extract() -> click.Command:
@@ -173,7 +173,9 @@ def train() -> click.Command:
     def run(**given: Any) -> None:
         from .train.worker import train
 
-        click.echo(train(resolved(TrainConfig, "train", given)).text())
+        report = train(resolved(TrainConfig, "train", given))
+        if report is not None:
+            click.echo(report.text())
 
     return made("train", run, TrainConfig)
 
@@ -237,7 +239,7 @@ def demo() -> click.Command:
 COMMANDS: dict[str, tuple[Builder, str]] = {
     "prepare": (prepare, "Turn chats or token ids into samples, with a report of every line left out."),
     "regenerate": (regenerate, "Let the served target write the responses, through an OpenAI-compatible endpoint."),
-    "plan": (plan, "Say what extract would write: bytes, segments, workers, disk. Writes nothing."),
+    "plan": (plan, "Say what extract would write: bytes, segments, workers, disk, hours. Writes nothing."),
     "extract": (extract, "Run the target over the samples and record its hidden states in a store."),
     "verify": (verify, "Check every checksum and every fact of a store."),
     "inspect": (inspect, "Show what a store or a run holds."),
@@ -293,8 +295,8 @@ def fail(error: UserError) -> NoReturn:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Runs a command; exit codes: 0, 1 user error, 2 usage, 3 stalled, 130 interrupted."""
-    from .watch import ChildDied, Stalled
+    """Runs a command; exit codes: 0, 1 user error, 2 usage, 3 stalled, 130 interrupted, 143 after SIGTERM."""
+    from .watch import ChildDied, PeerLost, Stalled
 
     # Threads that wait by spinning take the core from the thread they wait for when a machine is shared:
     # the same decode took 75 s so and over 240 s spinning (two cores at load 8, 2026-11-30, torch 2.13.0).
@@ -302,14 +304,14 @@ def main(args: list[str] | None = None) -> None:
     try:
         dflash.main(args=args, prog_name="dflash", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was committed is kept, the same command goes on", err=True)
+        click.echo("interrupted; the same command goes on from what was committed (prepare starts over)", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
         fail(error)
-    except ChildDied as error:
+    except (ChildDied, PeerLost) as error:
         fail(UserError(str(error), "every process to end by itself", "give the same command again: it goes on"))
     except OSError as error:
         happened = " ".join(str(error).split()) or type(error).__name__

@@ -53,11 +53,11 @@ def option(field: "dataclasses.Field[Any]", hint: Any, path: str) -> click.Optio
     text = field.metadata["text"]
     if field.default not in (None, dataclasses.MISSING) and "default" not in text:
         text += f"  [default: {'on' if field.default is True else 'off' if field.default is False else field.default}]"
-    names = [field.metadata["flag"], path.replace(".", "__")]
+    names, hidden = [field.metadata["flag"], path.replace(".", "__")], not field.metadata["is_shown"]
     if kinds == [bool]:
-        return click.Option(names, is_flag=True, default=None, help=text)
+        return click.Option(names, is_flag=True, default=None, help=text, hidden=hidden)
     kind, metavar = SHOWN.get(kinds[0], (click.STRING, "TEXT"))
-    return click.Option(names, type=kind, metavar=metavar, default=None, help=text)
+    return click.Option(names, type=kind, metavar=metavar, default=None, help=text, hidden=hidden)
 
 
 def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:

@@ -30,13 +30,14 @@ T = TypeVar("T")
 Config = TypeVar("Config")
 
 
-def setting(default: T, text: str, *, flag: str | None = None) -> T:
+def setting(default: T, text: str, *, flag: str | None = None, is_shown: bool = True) -> T:
     """A dataclass field with a default, one line of text (with its unit) and perhaps an option.
 
     `flag` is the option's name on the command line, like `--shards`; without it the field is
-    reached by `--config` and `--set` only.
+    reached by `--config` and `--set` only. An option that `--help` does not show is named in the
+    documentation, and by the error that asks for it.
     """
-    metadata = {"text": text, "flag": flag}
+    metadata = {"text": text, "flag": flag, "is_shown": is_shown}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)  # type: ignore[return-value]
     if isinstance(default, dict):

@@ -10,6 +10,7 @@ that a hang is heard as silence. Linux only (pidfd, prctl).
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import pickle
 import signal
@@ -27,6 +28,7 @@ BEAT_S = 1.0  # beats closer together than this are not sent
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 KILL_S = 30.0  # for the system to end a process after SIGKILL
 STACKS_S = 0.5  # a child's time to write its stacks
+LOST_S = 5.0  # after a child lost another one: time to hear from that one, or from the system, what happened
 BOOTSTRAP = (
     "import sys; from multiprocessing.connection import Connection; c = Connection(int(sys.argv[1])); "
     f"sys.path[:] = c.recv(); from {__name__} import live; live(c, int(sys.argv[2]), sys.argv[3])"
@@ -61,6 +63,10 @@ class ChildDied(Exception):
         return f"{self.name} was killed by {signal.Signals(-self.exit_code).name}{cause}"
 
 
+class PeerLost(Exception):
+    """Another process that this one works with is gone; whoever watches both hears the reason from the other."""
+
+
 class Channel:
     """A child's end: messages to the parent; every one of them is also a heartbeat."""
 
@@ -76,6 +82,13 @@ class Channel:
         """Says that work goes on; cheap enough for every batch (sent once a second at most)."""
         if time.monotonic() - self._last_s >= BEAT_S:
             self._send("beat", None)
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Says that this child waits for its siblings: while one of them is at work, its silence is theirs."""
+        self._send("waits", what)
+        yield
+        self._send("beat", None)
 
     def ask(self, message: object, limit_s: float) -> object:
         """The parent's reply; raises Stalled when none came within `limit_s` seconds."""
@@ -104,14 +117,16 @@ class Job:
     args: tuple[Any, ...] = field(default=())
 
 
-def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage) -> None:
+def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage, leave_s: float = 0.0) -> None:
     """Runs every job in a process of its own and comes back when all of them ended well.
 
     `on_message(name, message)` is called here for whatever a child tells or asks; what it
     gives back answers an `ask`. An exception in a child is raised here with the child's name
     in a note; a death without one raises ChildDied; silence of one child for more than
-    `stall_s` seconds dumps the stacks of all to stderr and raises Stalled. However this ends
-    (Ctrl-C, SIGTERM and SIGHUP too), no child lives on. Call it from the main thread: the
+    `stall_s` seconds dumps the stacks of all to stderr and raises Stalled; a child that waits for
+    others counts only where none of them is at work. However this ends
+    (Ctrl-C, SIGTERM and SIGHUP too), no child lives on; after one of these three children that
+    handle SIGTERM have `leave_s` seconds to end by themselves. Call it from the main thread: the
     children die with the thread that started them.
     """
     children: list[Child] = []
@@ -120,6 +135,10 @@ def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage) -> No
             for job in jobs:
                 children.append(Child(job))
             _listen(children, stall_s, on_message)
+        except (KeyboardInterrupt, SystemExit):
+            if leave_s:
+                _let_leave([child for child in children if not child.has_ended], leave_s, on_message)
+            raise
         finally:
             _stop([child for child in children if not child.has_ended])
 
@@ -135,6 +154,7 @@ class Child:
         self.is_done = False
         self.is_open = True
         self.has_ended = False
+        self.waits_for: str | None = None
         self.last_heard_s = time.monotonic()
         work = pickle.dumps((job.function, job.args))
         self.connection, theirs = Pipe()
@@ -176,6 +196,7 @@ class Child:
             self.is_open = False
             return False
         self.last_heard_s = time.monotonic()
+        self.waits_for = message if kind == "waits" else None
         if kind == "tell":
             on_message(self.name, message)
         elif kind == "ask":
@@ -192,6 +213,13 @@ class Child:
     def is_silent(self, stall_s: float) -> bool:
         """Nothing was heard for longer than `stall_s`, and nothing waits to be heard."""
         return time.monotonic() - self.last_heard_s > stall_s and not (self.is_open and self.connection.poll())
+
+    def described(self) -> str:
+        """Its name, with what its silence may come from."""
+        facts = [] if self.waits_for is None else [f"waits for the others: {self.waits_for}"]
+        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat") as file:
+            facts += ["stopped by a signal"] if file.read().rpartition(")")[2].split()[0] == "T" else []
+        return f"{self.name} ({', '.join(facts)})" if facts else self.name
 
     def dump_stacks(self) -> None:
         """The child writes the stacks of its threads to stderr."""
@@ -213,25 +241,60 @@ class Child:
         self.has_ended = True
 
 
-def _listen(children: list[Child], stall_s: float, on_message: OnMessage) -> None:
-    """Passes messages on until every child has ended well."""
-    living = list(children)
-    while living:
-        limit = min(child.last_heard_s for child in living) + stall_s
+def _listen(children: list[Child], stall_s: float, on_message: OnMessage, until_s: float = math.inf) -> None:
+    """Passes messages on until every child has ended well, or until a point in time."""
+    living, lost = list(children), []
+    while living and time.monotonic() < until_s:
+        limit = min(_silence_began(living) + stall_s, until_s)
         handles: list[Any] = [child.pidfd for child in living]
         handles += [child.connection for child in living if child.is_open]
         ready = wait(handles, max(0.0, limit - time.monotonic()))
         for child in list(living):
-            if child.pidfd in ready:
+            try:
+                if child.pidfd in ready:
+                    child.listen(on_message, 0.0)
+                    living.remove(child)
+                elif child.connection in ready:
+                    child.hear(on_message)
+            except PeerLost as error:
+                lost.append(error)
                 living.remove(child)
-                child.listen(on_message, 0.0)
-            elif child.connection in ready:
-                child.hear(on_message)
-        silent = [child.name for child in living if child.is_silent(stall_s)]
-        if silent:
-            for child in living:
-                child.dump_stacks()
-            raise Stalled("the launcher", f"a sign of life from {', '.join(silent)}", stall_s)
+                until_s = min(until_s, time.monotonic() + LOST_S)
+        if not lost:
+            _require_sound(living, stall_s)
+    if lost:
+        raise lost[0]
+
+
+def _silence_began(living: list[Child]) -> float:
+    """Since when nothing moves: the oldest word of those at work or, where all wait for one another, the newest."""
+    at_work = [child.last_heard_s for child in living if child.waits_for is None]
+    return min(at_work) if at_work else max(child.last_heard_s for child in living)
+
+
+def _require_sound(living: list[Child], stall_s: float) -> None:
+    """Raises Stalled, after every stack was written, naming the children whose silence it is, the oldest first."""
+    at_work = [child for child in living if child.waits_for is None]
+    silent = [child for child in at_work or living if child.is_silent(stall_s)]
+    if not silent or (not at_work and len(silent) < len(living)):
+        return
+    for child in living:
+        child.dump_stacks()
+    names = ", ".join(child.described() for child in sorted(silent, key=lambda child: child.last_heard_s))
+    raise Stalled("the launcher", f"a sign of life from {names}", stall_s)
+
+
+def _let_leave(living: list[Child], leave_s: float, on_message: OnMessage) -> None:
+    """Asks each child to end by itself and listens meanwhile; one without a handler is killed by that."""
+    for child in living:
+        child.process.send_signal(signal.SIGTERM)
+    try:
+        _listen(living, leave_s, on_message, time.monotonic() + leave_s)
+    except Stalled:
+        return
+    except ChildDied as error:
+        if error.exit_code != -signal.SIGTERM:
+            raise
 
 
 def _stop(children: list[Child]) -> None:

@@ -3,21 +3,25 @@
 Takes the outcomes of all lines in the order of the input, whoever made them; drops what was there before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from .. import UserError
 from ..store.samples import SampleWriter
 from .config import PrepareConfig
-from .counts import Counts
+from .counts import NOTES, Counts
 from .cutting import CutSample
 from .lines.inputs import LeftOut, short_names
-from .rejected import RejectedWriter
+from .rejected import LINE, NOTE, SAMPLE, TURN, RejectedWriter
 from .work import NOT_SAMPLED, Outcome
 
 DUPLICATE = "duplicate"
+CUT = "cut at the longest length"
+UNREAD = "template options that the template does not read"
+REPLACED = "lone surrogates replaced by U+FFFD"
 WANTED = (NOT_SAMPLED, DUPLICATE)  # lines left out because somebody asked for it: no fault of theirs
 
 
@@ -52,6 +56,8 @@ class Collector:
                 self.keep(source, found)
             except LeftOut as fault:
                 self.leave_out(source, found, fault)
+            if found.num_replaced:
+                self.reject(source, found, NOTE, LeftOut(REPLACED, f"{found.num_replaced} in the line"))
         self.bar.update(len(outcomes))
 
     def keep(self, source: Path, found: Outcome) -> None:
@@ -59,21 +65,40 @@ class Collector:
         own = self.place(source, found.number)
         first: int | None = None
         kept: set[int] = set()
-        for sample, digest in zip(found.samples, found.digests):
+        notes: list[LeftOut] = []
+        for number, sample, digest in numbered_samples(found):
             if self.config.duplicates == "drop":
                 before = self.places.setdefault(digest, own)
                 if before != own or digest in kept:
                     first = before if first is None else first
-                    found.samples_left_out[DUPLICATE] += 1
+                    found.samples_left_out.append((number, self.duplicate_of(before)))
                     continue
                 kept.add(digest)
+            if sample.is_cut:
+                detail = f"sample {number}: {len(sample.ids)} of {sample.num_given} tokens are kept"
+                notes.append(LeftOut(CUT, detail))
             self.write(source, found, sample)
         if first is not None and not kept:
-            raise LeftOut(DUPLICATE, f"the same ids and mask as line {self.spelled(first)}")
+            raise self.duplicate_of(first)
         self.counts.lines_used += 1
-        self.counts.samples_left_out += found.samples_left_out
-        self.counts.turns_left_out += found.turns_left_out
-        self.counts.options_unread += found.has_unread_options
+        self.name_parts(source, found)
+        for note in notes:
+            self.reject(source, found, NOTE, note)
+        if found.unread_options:
+            self.counts.options_unread += 1
+            self.reject(source, found, NOTE, LeftOut(UNREAD, ", ".join(found.unread_options)))
+        for name, number in found.noted.items():
+            self.counts.add_note(name, number)
+            self.reject(source, found, NOTE, LeftOut(NOTES[name], f"{number} in the line"))
+
+    def name_parts(self, source: Path, found: Outcome) -> None:
+        """Counts and names the answers and samples of a used line that were left out."""
+        for number, fault in found.turns_left_out:
+            self.counts.turns_left_out[fault.reason] += 1
+            self.reject(source, found, TURN, LeftOut(fault.reason, f"answer {number}: {fault.detail}"))
+        for number, fault in sorted(found.samples_left_out, key=lambda left_out: left_out[0]):
+            self.counts.samples_left_out[fault.reason] += 1
+            self.reject(source, found, SAMPLE, LeftOut(fault.reason, f"sample {number}: {fault.detail}"))
 
     def write(self, source: Path, found: Outcome, sample: CutSample) -> None:
         self.writer.add(
@@ -90,15 +115,25 @@ class Collector:
     def place(self, source: Path, line: int) -> int:
         return (self.numbers[source] << 40) + line
 
-    def spelled(self, place: int) -> str:
-        return f"{place % 2**40} of {list(self.names.values())[place >> 40]}"
+    def duplicate_of(self, place: int) -> LeftOut:
+        source = list(self.names.values())[place >> 40]
+        return LeftOut(DUPLICATE, f"the same ids and mask as line {place % 2**40} of {source}")
+
+    def reject(self, source: Path, found: Outcome, what: str, fault: LeftOut) -> None:
+        self.rejected.add(self.names[source], found.number, found.name, what, fault)
 
     def leave_out(self, source: Path, found: Outcome, fault: LeftOut) -> None:
         name = self.names[source]
-        self.rejected.add(name, found.number, found.name, fault)
+        self.reject(source, found, LINE, fault)
         self.counts.add_left_out(name, found.number, fault)
         if self.config.strict and fault.reason not in WANTED:
             raise cannot_be_used(name, found.number, fault.reason, fault.detail)
+
+
+def numbered_samples(found: Outcome) -> Iterator[tuple[int, CutSample, int]]:
+    """The samples that were kept so far, with their numbers among all of the line and their digests."""
+    left_out = {number for number, _ in found.samples_left_out}
+    return zip((number for number in count(1) if number not in left_out), found.samples, found.digests)
 
 
 def cannot_be_used(source: str, line: int, reason: str, detail: str) -> UserError:

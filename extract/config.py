@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import UserError
 from ..settings import require, setting
+from .devices import own_shards
 from .origins import ELSEWHERE, ORIGINS, is_origin
 
 
@@ -123,7 +124,11 @@ DTYPES = ("auto", "float32", "bfloat16")
 class ExtractConfig:
     """From samples to a filled store. The first block decides what the store holds (its identity)."""
 
-    data: str = setting("./data", "folder made by `dflash prepare` (DATA)", flag="--data")
+    data: str = setting(
+        "./data",
+        "folder made by `dflash prepare` (DATA); or one with token ids of your own, which is prepared beside the store",
+        flag="--data",
+    )
     store: str = setting("./store", "folder of the store", flag="--store")
     target: str | None = setting(None, "target; default: the one DATA was prepared for", flag="--target")
     taps: tuple[int, ...] | None = setting(
@@ -140,28 +145,48 @@ class ExtractConfig:
         "leave out tokens more than this many before a sample's first eligible anchor; only drafters with "
         "drafter.window up to it can be trained then; default: record them",
         flag="--window",
+        is_shown=False,
     )
     segment_positions: int | None = setting(None, "positions of one segment, a power of two; default: chosen")
     dtype: str = setting("auto", "number format of the target's forward: auto, float32, bfloat16")
 
+    budget: str | None = setting(
+        None,
+        "like 20TB: record only as many samples, by content hash, as fit; give a larger one later to go on",
+        flag="--budget",
+    )
     shards: int | None = setting(None, "worker processes; default: one per device", flag="--shards")
+    only: str | None = setting(
+        None, "like 0-5: run these of the shards here, other nodes the others, on one store", flag="--only"
+    )
     devices: str | None = setting(
         None, "like 0-5, 0,2 or cpu; default: the first six GPUs, all on a smaller machine, else cpu", flag="--devices"
     )
-    token_budget: int = setting(8192, "padded tokens of one forward, count", flag="--token-budget")
+    gpus_per_shard: int = setting(1, "GPUs that hold one target together, count", flag="--gpus-per-shard")
+    token_budget: int = setting(8192, "padded tokens of one forward, count", flag="--token-budget", is_shown=False)
     slow_kernels: bool = setting(
         False,
         "record a hybrid target on CUDA although its recurrent layers run in plain torch",
         flag="--slow-kernels/--no-slow-kernels",
+        is_shown=False,
     )
     space_check: bool = setting(
-        True, "refuse to start when the disk is too small for the plan", flag="--space-check/--no-space-check"
+        True,
+        "refuse to start when the disk is too small for the plan",
+        flag="--space-check/--no-space-check",
+        is_shown=False,
     )
     cpu_threads: int = setting(1, "torch threads of one worker on a CPU; more shards use more cores, count")
     stall_s: float = setting(600.0, "longest silence of a worker before everything is stopped, seconds")
 
     def __post_init__(self) -> None:
         require(self.shards is None or self.shards >= 1, "shards", self.shards, "at least 1 worker")
+        require(self.gpus_per_shard >= 1, "gpus_per_shard", self.gpus_per_shard, "at least 1 GPU")
+        if self.only is not None:
+            require(self.shards is not None, "only", self.only, "--shards beside it: how many there are on all nodes")
+            own_shards(self.only, self.shards or 1)
+        if self.budget is not None:
+            require_size(self.budget)
         require_codec(self.codec)
         require(self.window is None or self.window >= 1, "window", self.window, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
@@ -170,6 +195,35 @@ class ExtractConfig:
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         n = self.segment_positions
         require(n is None or (n >= 64 and n & (n - 1) == 0), "segment_positions", n, "a power of two from 64")
+
+    @property
+    def own_shards(self) -> tuple[int, ...] | None:
+        """The shards that run here; None for all of them."""
+        return None if self.only is None else own_shards(self.only, self.shards or 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig(ExtractConfig):
+    """What `plan` reads: the settings of `extract`, and a speed to reckon with."""
+
+    rate: float | None = setting(
+        None, "tokens/s of one worker, to foretell the hours; default: as measured in this store", flag="--rate"
+    )
+
+    def __post_init__(self) -> None:
+        ExtractConfig.__post_init__(self)
+        require(self.rate is None or self.rate > 0, "rate", self.rate, "more than 0 tokens/s")
+
+    def of_extract(self) -> ExtractConfig:
+        """The config of the extract that is planned."""
+        return ExtractConfig(**{one.name: getattr(self, one.name) for one in fields(ExtractConfig)})
+
+
+def require_size(text: str) -> None:
+    """Raises UserError where the text is no size."""
+    from ..store.size import parse_size  # here, because it loads numpy
+
+    parse_size(text)
 
 
 def require_codec(name: str) -> None:

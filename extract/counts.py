@@ -12,6 +12,15 @@ from .lines.inputs import LeftOut
 from .rejected import REJECTED_NAME
 
 SHOWN_REASONS = 12
+IN_REJECTED = ("left_out", "samples_left_out", "turns_left_out", "cut", "options_unread", "replaced_surrogates")
+IN_REJECTED += ("tools_unread", "thoughts_unwritten", "answers_without_end")
+"""Counts of what stands in the list line by line."""
+NOTES = {
+    "tools_unread": "tools that the template does not read",
+    "thoughts_unwritten": "thought that the template does not write",
+    "answers_without_end": "answer without an end mark",
+}
+"""What is told of used lines, by the name of its count."""
 
 
 @dataclass(slots=True)
@@ -40,6 +49,12 @@ class Counts:
     """Given answers that the target's own replaced."""
     options_unread: int = 0
     """Used lines with template options of their own that the template does not read."""
+    tools_unread: int = 0
+    """Used lines with tools, on a template that reads none."""
+    thoughts_unwritten: int = 0
+    """Answers with a thought beside their content, on a template that knows no thoughts."""
+    answers_without_end: int = 0
+    """Answers that the template closes with no token of the target's that ends anything."""
     replaced_surrogates: int = 0
     """Lone surrogates that became U+FFFD."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -50,6 +65,8 @@ class Counts:
     """Assistant turns of used lines that are not trained on, by reason."""
     origins: Counter[str] = field(default_factory=Counter)
     """Samples by who wrote their answers."""
+    files_passed_over: Counter[str] = field(default_factory=Counter)
+    """Files beside the inputs' that are not read, by the end of their names."""
     first_left_out: str = ""
 
     def add_sample(self, sample: CutSample, split: str, origin: str) -> None:
@@ -61,6 +78,10 @@ class Counts:
         self.longest = max(self.longest, len(sample.ids))
         self.cut += sample.is_cut
         self.origins[origin] += 1
+
+    def add_note(self, name: str, number: int) -> None:
+        assert name in NOTES
+        setattr(self, name, getattr(self, name) + number)
 
     def add_left_out(self, source: str, line: int, fault: LeftOut) -> None:
         self.left_out[fault.reason] += 1
@@ -88,6 +109,7 @@ class PrepareReport:
 
     def text(self) -> str:
         c = self.counts
+        has_rows = any(c.get(name) for name in IN_REJECTED)
         lines = [
             f"{self.folder}: {c['samples']:,} samples ({c['heldout']:,} held out) for target {self.facts['target']}"
             + ("" if self.is_new else "; complete already, nothing changed"),
@@ -95,7 +117,7 @@ class PrepareReport:
             f"longest sample {c['longest']:,} tokens",
             "answers    " + ", ".join(f"{count:,} {origin}" for origin, count in ordered(c["origins"])),
             f"{c['lines_in']:,} input lines = {c['lines_used']:,} used + {c['lines_in'] - c['lines_used']:,} left out"
-            + (f", each in {REJECTED_NAME}" if c["left_out"] else ""),
+            + (f"; {REJECTED_NAME} names them, and what of the used ones was left out or changed" if has_rows else ""),
         ]
         lines += reasons("left out", c["left_out"])
         lines += reasons("samples of used lines left out", c["samples_left_out"])
@@ -107,10 +129,17 @@ class PrepareReport:
             ("answers_cut", "answers cut at the limit of new tokens"),
             ("answers_replaced", "given answers replaced by the target's own"),
             ("options_unread", "lines with template options that the template does not read"),
+            ("tools_unread", "lines with tools that the template does not read"),
+            ("thoughts_unwritten", "answers whose thought the template does not write"),
+            ("answers_without_end", "answers without an end mark"),
             ("replaced_surrogates", "lone surrogates replaced by U+FFFD"),
         ):
             if c.get(name):
                 lines.append(f"  {c[name]:,} {text}")
+        if others := c.get("files_passed_over"):
+            names = ", ".join(name for name, _ in ordered(others)[:SHOWN_REASONS])
+            more = ", ..." if len(others) > SHOWN_REASONS else ""
+            lines.append(f"  {sum(others.values()):,} files passed over, of formats that are not read: {names}{more}")
         folder = quote(str(self.folder))
         lines += self.lengths
         lines.append(f"next: dflash plan --data {folder}, then dflash extract --data {folder}")

@@ -35,11 +35,15 @@ class Uncut:
 
 @dataclass(frozen=True, slots=True)
 class CutSample:
-    """ids [S] u32 and mask [S] bool of what is kept of a sample."""
+    """ids [S] u32 and mask [S] bool of what is kept of a sample that had `num_given` tokens."""
 
     ids: np.ndarray
     mask: np.ndarray
-    is_cut: bool
+    num_given: int
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self.ids) < self.num_given
 
 
 def cut(sample: Sample | Uncut, rules: LengthRules) -> CutSample:
@@ -66,4 +70,4 @@ def cut(sample: Sample | Uncut, rules: LengthRules) -> CutSample:
         raise LeftOut(reason, f"{num_trained}{after}, at least {rules.min_trained} (min_trained)")
     if not eligible_anchors(mask).any():
         raise LeftOut("no anchor", f"no two of {num_trained} trained tokens{after} are neighbours")
-    return CutSample(ids, mask, is_cut)
+    return CutSample(ids, mask, size)

@@ -1,6 +1,6 @@
-"""The DATA folder: samples, the facts they follow from, and every input line left out.
+"""The DATA folder: samples, the facts they follow from, and all of the input that was left out.
 
-`tokens-*.arrow` (store.samples), `rejected.parquet` (source, line, id, reason, detail) and
+`tokens-*.arrow` (store.samples), `rejected.parquet` (source, line, id, what, reason, detail) and
 `data.json`, written last: {"facts": what decides the samples, "report": what was counted,
 "fingerprint": of the samples}. A folder with data.json is complete. It is filled beside its
 final name and renamed, so a run that fails leaves nothing.
@@ -19,6 +19,8 @@ from typing import Any
 
 from .. import UserError
 from ..store.files import fsync_folder, publish, storage_error, temporary_path
+from ..store.samples import SampleTable
+from .rejected import LINE, REJECTED_NAME, SAMPLE, TURN, count_rejected
 
 DATA_NAME = "data.json"
 NOTHING_LEFT = "nothing is left behind"
@@ -95,6 +97,26 @@ def require_same_facts(folder: Path, old: dict[str, Any], new: dict[str, Any]) -
                 "the same settings and inputs as before",
                 "choose another --out, or remove that folder and prepare again",
             )
+
+
+def require_whole(folder: Path, data: Data) -> None:
+    """Raises UserError where a complete folder has lost a file, or holds one that is not what was written."""
+    kinds = ((LINE, "left_out"), (TURN, "turns_left_out"), (SAMPLE, "samples_left_out"))
+    expected = {what: sum(data.report[name].values()) for what, name in kinds}
+    try:
+        found = count_rejected(folder)
+        counted = {what: found[what] for what in expected}
+        fault = "" if counted == expected else f"{REJECTED_NAME} has rows {counted}, the report counts {expected}"
+    except (OSError, ValueError, LookupError) as error:
+        fault = f"{REJECTED_NAME} cannot be read: {' '.join(str(error).split())}"
+    if not fault and SampleTable(folder).fingerprint() != data.fingerprint:
+        fault = "its samples are not those that it was completed with"
+    if fault:
+        raise UserError(
+            f"{str(folder)!r} is complete no more: {fault}",
+            "all files as `dflash prepare` wrote them",
+            "bring the file back, or remove that folder and prepare again",
+        )
 
 
 def first_difference(path: str, old: Any, new: Any) -> tuple[str, Any, Any]:

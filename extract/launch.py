@@ -1,21 +1,24 @@
-"""The launcher of `extract`, and `plan`: one process that plans, deals, watches and reports.
+"""The launcher of `extract`: one process that plans, deals, watches and reports.
 
 It loads no target and touches no state. Workers (one per CUDA device, or as many as shards on a
 CPU) ask it for groups of segments; what they commit is safe, and the same command continues.
+Several launchers may fill one store, each its own shards: they meet in the commits alone.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from .. import UserError
 from ..progress import bar, say
-from ..settings import as_options
 from ..store.create import require_own_folder
 from ..store.files import FolderLock, free_bytes, remove_temporaries
 from ..store.frozen import CONFIG_PATH
-from ..store.geometry import states_bytes
 from ..store.index import (
     COMMITS_FOLDER,
     STATUS_FAILED,
@@ -26,63 +29,19 @@ from ..store.index import (
     write_consolidated,
 )
 from ..store.manifest import MANIFEST_NAME, read_manifest, require_same
+from ..store.ranges import as_ranges
+from ..store.segment_locks import SegmentLocks
 from ..store.size import human_bytes
 from ..store.state_error import extracted_errors, write_errors
 from ..store.writer import StoreWriter, create_store
 from ..watch import Job, run_all
-from .batching import make_batches, padded_tokens
 from .config import ExtractConfig
-from .plan import Plan, make_groups
-from .summary import ExtractReport, PlanSummary
-from .survey import Survey, needed_bytes, survey, whole_bytes
-from .worker import Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
+from .ready_ids import ready_data
+from .run_log import log_run
+from .summary import ExtractReport
+from .survey import Survey, needed_bytes, survey
+from .worker import CheckedAgain, Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
 from .writing import Committed
-
-
-def plan_command(config: ExtractConfig) -> PlanSummary:
-    """Says what `extract` would do with this config; writes nothing."""
-    found = survey(config)
-    refuse_other_store(found)
-    plan, committed = found.plan, committed_so_far(found.store_dir)
-    num_tokens = int(found.samples.column("num_tokens")[plan.column("sample_id")].sum(dtype=np.int64))
-    full_segment = np.array([plan.segment_positions])
-    return PlanSummary(
-        data=config.data,
-        store=config.store,
-        target=found.facts.name,
-        dtype=found.facts.dtype,
-        num_samples=plan.num_samples,
-        num_without_anchor=plan.num_without_anchor,
-        num_tokens=num_tokens,
-        num_positions=plan.num_positions,
-        window=config.window,
-        num_outside_window=int(plan.lengths.sum()) - plan.num_positions,
-        tap_layers=found.manifest.tap_layers,
-        num_layers=found.facts.num_layers,
-        has_last=config.last,
-        hidden_size=found.facts.hidden_size,
-        codec=found.manifest.codec,
-        segment_positions=plan.segment_positions,
-        num_segments=plan.num_segments,
-        segment_bytes=states_bytes(found.manifest, full_segment, 1),
-        store_bytes=whole_bytes(found),
-        needed_bytes=needed_bytes(found, committed),
-        free_bytes=free_bytes(found.store_dir),
-        num_committed=len(committed),
-        workers=found.workers,
-        padding_share=1.0 - int(plan.lengths.sum()) / forwarded_tokens(plan, config.token_budget),
-        next_command=f"dflash extract {as_options(config, ('data', 'store'))}",
-    )
-
-
-def forwarded_tokens(plan: Plan, token_budget: int) -> int:
-    """Tokens of all forwards, padding included."""
-    segments, lengths = plan.column("segment"), plan.lengths
-    total = 0
-    for group in make_groups(plan.num_segments):
-        first, last = np.searchsorted(segments, [group.start, group.stop])
-        total += padded_tokens(lengths[first:last], make_batches(lengths[first:last], token_budget))
-    return total
 
 
 def extract(config: ExtractConfig) -> ExtractReport:
@@ -92,20 +51,17 @@ def extract(config: ExtractConfig) -> ExtractReport:
     Stalled when one fell silent; what was committed until then is kept.
     """
     started = time.monotonic()
-    found = survey(config)
+    found = survey(replace(config, data=str(ready_data(config))))
     refuse_other_store(found)
     clear_away(found)
     if config.space_check:
         check_space(found, committed_so_far(found.store_dir))
-    create_store(found.store_dir, found.manifest, found.plan.table, Path(config.data))
-    with FolderLock(found.store_dir):
+    create_store(found.store_dir, found.manifest, found.plan.table, found.samples.folder)
+    with held(found):
         dealer = Dealer(found, StoreWriter(found.store_dir, found.manifest).committed())
         dealer.run()
-        write_consolidated(found.store_dir, found.plan.sha256, found.plan.num_segments)
-        errors = extracted_errors(found.store_dir)
-        if errors is not None:
-            write_errors(found.store_dir, errors)
-        return report(dealer, time.monotonic() - started)
+        is_finished = finish(found)
+        return report(dealer, time.monotonic() - started, is_finished=is_finished)
 
 
 def refuse_other_store(found: Survey) -> None:
@@ -115,11 +71,31 @@ def refuse_other_store(found: Survey) -> None:
         require_same(found.store_dir, read_manifest(found.store_dir), found.manifest)
 
 
+@contextmanager
+def held(found: Survey) -> Iterator[None]:
+    """The store for this launcher alone, or, with `--only`, its own segments of it."""
+    is_shared = found.config.only is not None
+    with ExitStack() as locks:
+        locks.enter_context(FolderLock(found.store_dir, is_shared=is_shared))
+        if is_shared:
+            locks.enter_context(SegmentLocks(found.store_dir, found.own_segments))
+        yield
+
+
 def clear_away(found: Survey) -> None:
     """Removes what killed workers left half written; it would count as used space."""
     if (found.store_dir / MANIFEST_NAME).exists():
-        with FolderLock(found.store_dir):
-            remove_temporaries(found.store_dir, range(found.plan.num_segments))
+        with held(found):
+            remove_own_temporaries(found)
+
+
+def remove_own_temporaries(found: Survey) -> None:
+    """Those of segments that this launcher holds: whoever else wrote them is dead, or would hold them.
+
+    Alone in the store it holds all, those outside the budget too.
+    """
+    own = chain(*found.own_segments) if found.config.only is not None else range(found.plan.num_segments)
+    remove_temporaries(found.store_dir, set(own))
 
 
 def committed_so_far(store_dir: Path) -> set[int]:
@@ -134,8 +110,18 @@ def check_space(found: Survey, committed: set[int]) -> None:
             f"the store needs {human_bytes(needed)} ({needed} bytes) more, "
             f"{found.config.store!r} has {human_bytes(free)} free",
             "a disk that takes the whole plan (samples x taps x width x bytes; see `dflash plan`)",
-            "free space, record fewer --taps, or start all the same with --no-space-check",
+            "free space, take a part with --budget, record fewer --taps, or start all the same with --no-space-check",
         )
+
+
+def finish(found: Survey) -> bool:
+    """Writes what speaks of all that was asked for, once all of it is there; the last launcher finds it so."""
+    if not write_consolidated(found.store_dir, found.plan.sha256, found.num_asked):
+        return False
+    errors = extracted_errors(found.store_dir)
+    if errors is not None:
+        write_errors(found.store_dir, errors)
+    return True
 
 
 class Dealer:
@@ -144,32 +130,59 @@ class Dealer:
     def __init__(self, found: Survey, kept: set[int]) -> None:
         self.found = found
         self.kept = kept
-        groups = make_groups(found.plan.num_segments)
-        self.groups = [Group(group, frozenset(set(group) - kept)) for group in groups]
+        self.own = set(chain(*found.own_segments))
+        self.groups = [Group(group, frozenset((set(group) & self.own) - kept)) for group in found.groups]
         self.groups = [group for group in self.groups if group.wanted]
         self.is_frozen_wanted = not (found.store_dir / CONFIG_PATH).exists()
-        self.num_committed = len(kept)
+        self.num_committed = len(self.own & kept)
         self.notes: set[str] = set()
+        self.checks: list[CheckedAgain] = []
         self.workers = found.workers[: max(len(self.groups), int(self.is_frozen_wanted))]
+        self.first_recorded_s: float | None = None
+        self.last_recorded_s = 0.0
+        self.num_timed = 0  # positions recorded after the first batch
 
     def run(self) -> None:
         """Runs the workers until nothing is left to deal; starts none when there is nothing."""
         config, plan = self.found.config, self.found.plan
-        if self.kept:
-            say(f"kept: {len(self.kept)} of {plan.num_segments} segments are committed already")
+        for line in self.opening():
+            say(line)
         if not self.workers:
             return
-        jobs = [Job(f"shard {i} ({device})", work, (self.order(device),)) for i, device in enumerate(self.workers)]
-        is_new = ~np.isin(plan.column("segment"), sorted(self.kept))
-        total = int(plan.column("n")[is_new].sum(dtype=np.int64))
+        jobs = [Job(f"shard {name} ({device})", work, (self.order(device),)) for name, device in self.named_workers()]
+        total = int(plan.column("n")[self.found.rows_of(self.own - self.kept)].sum(dtype=np.int64))
         with bar("extract", " positions", total=total, unit_scale=True) as self.bar:
             try:
                 run_all(jobs, stall_s=config.stall_s, on_message=self.answer)
             except BaseException:
                 self.bar.close()
-                remove_temporaries(self.found.store_dir, range(plan.num_segments))
+                remove_own_temporaries(self.found)
                 say(self.what_is_safe())
                 raise
+            finally:
+                wall_s = self.last_recorded_s - (self.first_recorded_s or self.last_recorded_s)
+                log_run(self.found.store_dir, workers=self.workers, num_positions=self.num_timed, wall_s=wall_s)
+
+    def opening(self) -> list[str]:
+        """What is there already, and what is not this launcher's to record."""
+        found, lines = self.found, []
+        num_segments = found.plan.num_segments
+        if self.kept:
+            lines.append(f"kept: {len(self.kept)} of {num_segments} segments are committed already")
+        if found.num_asked < num_segments:
+            lines.append(f"budget {found.config.budget}: the first {found.num_asked} of {num_segments} segments")
+            beyond = sum(segment >= found.num_asked for segment in self.kept)
+            if beyond:
+                lines.append(f"{beyond} segments beyond the budget were committed before; they stay")
+        if found.config.only is not None:
+            own = as_ranges(np.array(sorted(self.own))) if self.own else "none: there are fewer groups than shards"
+            lines.append(f"shards {found.config.only} of {found.config.shards}: segments {own}")
+        return lines
+
+    def named_workers(self) -> list[tuple[int, str]]:
+        """The shard and the device of each worker."""
+        shards = self.found.config.own_shards or range(len(self.workers))
+        return list(zip(shards, self.workers))
 
     def order(self, device: str) -> Order:
         config = self.found.config
@@ -194,27 +207,38 @@ class Dealer:
             say(message.text)
         elif isinstance(message, Recorded):
             self.bar.update(message.num_positions)
+            self.time(message.num_positions)
+        elif isinstance(message, CheckedAgain):
+            self.checks.append(message)
         elif isinstance(message, Committed):
             self.num_committed += 1
-            self.bar.set_postfix_str(f"{self.num_committed}/{self.found.plan.num_segments} segments", refresh=False)
+            self.bar.set_postfix_str(f"{self.num_committed}/{len(self.own)} segments", refresh=False)
         return None
+
+    def time(self, num_positions: int) -> None:
+        """Counts towards the speed; the first batch only starts the clock, since a target was loaded before it."""
+        self.last_recorded_s = time.monotonic()
+        if self.first_recorded_s is None:
+            self.first_recorded_s = self.last_recorded_s
+        else:
+            self.num_timed += num_positions
 
     def what_is_safe(self) -> str:
         """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
         plan, done = self.found.plan, committed_segments(self.found.store_dir)
-        num_samples = int(np.isin(plan.column("segment"), sorted(done)).sum())
         return (
-            f"stopped: {num_samples:,} of {plan.num_samples:,} samples, in {len(done)} of {plan.num_segments} "
-            "segments, are committed and safe; the same command continues from there"
+            f"stopped: {len(self.found.rows_of(done)):,} of {plan.num_samples:,} samples, in {len(done)} of "
+            f"{plan.num_segments} segments, are committed and safe; the same command continues from there"
         )
 
 
-def report(dealer: Dealer, wall_s: float) -> ExtractReport:
+def report(dealer: Dealer, wall_s: float, *, is_finished: bool = True) -> ExtractReport:
     """Counts what the commits say, not what this run believes to have done."""
     found, kept = dealer.found, dealer.kept
     commits = read_commits(found.store_dir, found.plan.sha256)
     status = commits.table.column("status").to_numpy()
-    is_new = ~np.isin(commits.table.column("segment").to_numpy(), sorted(kept))
+    n = commits.table.column("n").to_numpy()
+    new = dealer.own - kept
     return ExtractReport(
         data=found.config.data,
         store=found.config.store,
@@ -223,11 +247,18 @@ def report(dealer: Dealer, wall_s: float) -> ExtractReport:
         num_non_finite=int((status == STATUS_NON_FINITE).sum()),
         num_failed=int((status == STATUS_FAILED).sum()),
         num_without_anchor=found.plan.num_without_anchor,
-        num_positions=found.plan.num_positions,
+        num_planned=found.plan.num_samples,
+        num_positions=int(n.sum(dtype=np.int64)),
         num_segments=len(commits.segments),
+        num_missing=len(set(range(found.num_asked)) - set(commits.segments)),
         num_kept_segments=len(kept),
-        num_new_positions=int(commits.table.column("n").to_numpy()[is_new].sum(dtype=np.int64)),
+        num_new_segments=len(new & set(commits.segments)),
+        num_new_positions=int(n[np.isin(commits.table.column("segment").to_numpy(), sorted(new))].sum(dtype=np.int64)),
         store_bytes=sum(sum(sizes) for sizes in commits.segments.values()),
+        num_checked_again=len(dealer.checks),
+        num_checked_tokens=sum(check.num_tokens for check in dealer.checks),
+        num_checks_failed=sum(check.has_failed for check in dealer.checks),
         workers=dealer.workers,
         wall_s=wall_s,
+        is_finished=is_finished,
     )

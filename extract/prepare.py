@@ -1,7 +1,8 @@
 """`dflash prepare`: from the user's files to samples, with a count for every line left out.
 
-Input lines = lines that gave at least one sample + lines left out, each named with its reason
-in rejected.parquet. The same inputs and settings give the same bytes, whatever the number of processes.
+Input lines = lines that gave at least one sample + lines left out. Each of these, and what of the others was left
+out or changed, is named with its reason in rejected.parquet. The same inputs and settings give the same bytes,
+whatever the number of processes.
 """
 
 import hashlib
@@ -14,22 +15,24 @@ from typing import Any
 from .. import UserError
 from ..progress import bar, say
 from ..store.samples import SampleTable, SampleWriter
+from ..watch import ChildDied
 from .answering import answer, chosen_device
 from .chats.templates import ChatTemplate
 from .collect import WANTED, Collector, cannot_be_used
 from .config import PrepareConfig
 from .counts import Counts, PrepareReport
-from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, write_data
+from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, require_whole, write_data
 from .lengths_table import summary_lines
+from .lines.files_found import files_passed_over, spelled
 from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, sources_facts
 from .lines.messages import short
 from .lines.shapes import KEYS
 from .pool import num_processes, run_pool
-from .rejected import REJECTED_NAME, RejectedWriter, rejected_rows
+from .rejected import LINE, RejectedWriter, rejected_rows
 from .targets.facts import TextSide, read_facts, read_text_side
 from .work import Maker
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MOST_SOURCES = 32  # named one by one in the metadata of a token file
 
 
@@ -43,16 +46,18 @@ def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
         side = read_text_side(config.target)
         check_formats(sources)
         folder = Path(config.out)
+        require_utf8(folder)
         there = find_data(folder)
         require_read_by_template(config, side)
         facts = identity(config, side, sources)
         facts["date"] = template_date(config, side, there)
         if there:
             require_same_facts(folder, there.facts, facts)
+            require_whole(folder, there)
             if config.strict:
                 require_all_used(folder, there)
             return report_of(folder, there, is_new=False)
-        counts = Counts(sources=dict.fromkeys(short_names(sources), 0))
+        counts = Counts(dict.fromkeys(short_names(sources), 0), files_passed_over=files_passed_over(inputs))
         with filled_aside(folder) as aside:
             metadata = samples_metadata(facts)
             with SampleWriter(aside, metadata=metadata) as writer, RejectedWriter(aside) as rejected:
@@ -64,7 +69,7 @@ def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
 
 
 def fill(maker: Maker, sources: Sequence[Path], into: tuple[Counts, SampleWriter, RejectedWriter]) -> None:
-    """Runs over every input line."""
+    """Runs over every input line. Raises UserError where a process dies."""
     config = maker.config
     asked = config.responses == "target"
     with bar("prepare", " lines", disable=True if asked else None) as shown:
@@ -74,7 +79,14 @@ def fill(maker: Maker, sources: Sequence[Path], into: tuple[Counts, SampleWriter
         if asked:
             answer(dealt, maker, collector)
         else:
-            run_pool(dealt, maker, num_processes(config, sources), collector.take)
+            try:
+                run_pool(dealt, maker, num_processes(config, sources), collector.take)
+            except ChildDied as error:
+                raise UserError(
+                    str(error),
+                    "every process to end by itself",
+                    "give the same command again: it starts over, nothing of this run is kept",
+                ) from error
 
 
 def limited(dealt: Iterator[Chunk], limit: int | None) -> Iterator[Chunk]:
@@ -146,14 +158,7 @@ def require_all_used(folder: Path, there: Data) -> None:
     """What --strict asks, of a folder that is there: raises what the run that filled it would have raised."""
     if set(there.report["left_out"]) <= set(WANTED):
         return
-    try:
-        first = next(row for row in rejected_rows(folder) if row["reason"] not in WANTED)
-    except (OSError, ValueError, StopIteration) as error:
-        raise UserError(
-            f"{str(folder / REJECTED_NAME)!r} does not name the lines that were left out: {short(str(error))}",
-            "the list of a complete folder",
-            "prepare the data again",
-        ) from error
+    first = next(row for row in rejected_rows(folder) if row["what"] == LINE and row["reason"] not in WANTED)
     raise cannot_be_used(str(first["source"]), int(first["line"]), str(first["reason"]), str(first["detail"]))
 
 
@@ -175,6 +180,16 @@ def samples_metadata(facts: dict[str, Any]) -> dict[str, str]:
         hashed = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
         shown = facts | {"sources": {"count": len(sources), "sha256": hashed}}
     return {"facts": json.dumps(shown), "facts_sha256": facts_sha256(facts)}
+
+
+def require_utf8(folder: Path) -> None:
+    """Raises UserError for a folder that Arrow cannot name."""
+    if spelled(str(folder.absolute())) != str(folder.absolute()):
+        raise UserError(
+            f"the name of {str(folder.absolute())!r} is not UTF-8",
+            "a folder whose whole path is UTF-8",
+            "choose another --out",
+        )
 
 
 def require_samples(counts: Counts, sources: Sequence[Path]) -> None:

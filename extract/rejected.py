@@ -1,5 +1,10 @@
-"""rejected.parquet: every input line that gave no sample, with its place and why."""
+"""rejected.parquet: what of the input lines is in no sample, with its place and why.
 
+Each row says of `what` it speaks: a `line` that gave no sample; a `turn` (an answer) or a `sample` of a used line
+that was left out; or a `note` of what was changed. So lines in = lines used + the rows of lines.
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -13,11 +18,13 @@ from .lines.inputs import LeftOut
 REJECTED_NAME = "rejected.parquet"
 ROWS_AT_ONCE = 10_000
 DETAIL_CHARACTERS = 300
+LINE, TURN, SAMPLE, NOTE = "line", "turn", "sample", "note"
 SCHEMA = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
         pa.field("line", pa.int64(), nullable=False),
         pa.field("id", pa.string()),
+        pa.field("what", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
     ]
@@ -25,16 +32,17 @@ SCHEMA = pa.schema(
 
 
 class RejectedWriter:
-    """Streams lines into the file; an empty list is a file without rows."""
+    """Streams rows into the file; an empty list is a file without rows."""
 
     def __init__(self, folder: Path) -> None:
         self.writer = pq.ParquetWriter(folder / REJECTED_NAME, SCHEMA, compression="zstd")
         self.rows: list[dict[str, object]] = []
 
-    def add(self, source: str, line: int, name: str | None, fault: LeftOut) -> None:
+    def add(self, source: str, line: int, name: str | None, what: str, fault: LeftOut) -> None:
         """`name` is the line's own id as text, for the user's eyes only: it identifies nothing."""
         detail = fault.detail[:DETAIL_CHARACTERS]
-        self.rows.append({"source": source, "line": line, "id": name, "reason": fault.reason, "detail": detail})
+        values = (source, line, name, what, fault.reason, detail)
+        self.rows.append(dict(zip(SCHEMA.names, values, strict=True)))
         if len(self.rows) == ROWS_AT_ONCE:
             self.flush()
 
@@ -61,6 +69,15 @@ def rejected_rows(folder: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def read_rejected(folder: Path) -> list[dict[str, Any]]:
-    """All of those rows at once."""
-    return list(rejected_rows(folder))
+def read_rejected(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
+    """All of those rows at once, or those of one kind."""
+    return [row for row in rejected_rows(folder) if what in (None, row["what"])]
+
+
+def count_rejected(folder: Path) -> Counter[str]:
+    """The number of rows of each kind. Raises OSError or ValueError where the list is broken."""
+    counted: Counter[str] = Counter()
+    with pq.ParquetFile(folder / REJECTED_NAME) as file:
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=["what"]):
+            counted.update(batch.column("what").to_pylist())
+    return counted

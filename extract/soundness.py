@@ -1,9 +1,10 @@
 """Whether recorded states can be what they claim to be: finite, not zero, nobody's copy, alone as in a batch.
 
-Knows tensors and numbers; no store, and of a target no more than its `record`.
+Knows tensors and numbers; no store, and of a target no more than `record`, `run_whole` and `logits`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,21 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05}
 """Largest relative L2 error of a position's state, alone against in a batch. In bfloat16 the
 share `LOOSE_SHARE` of the positions may exceed it: other matrix shapes round differently."""
 LOOSE_SHARE = {"float32": 0.0, "bfloat16": 0.05}
+TIE = {"float32": 1e-3, "bfloat16": 0.05}
+"""How far the target's own logit of our top token may lie below its largest, as a share of the largest magnitude."""
+HEAD_PLACES = 64  # positions of a sample at which the head is applied; all of its logits would not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with the states of a sample, in the three lines of a UserError."""
+
+    happened: str
+    expected: str
+    advice: str
+
+    def as_error(self) -> UserError:
+        return UserError(self.happened, self.expected, self.advice)
 
 
 def peaks(states: torch.Tensor) -> np.ndarray:
@@ -39,18 +55,16 @@ def check_target(
     """Refuses a target whose batched states are not those of the sample alone, or tell nothing.
 
     `ids` [N, S] long, right-padded, and `lengths` [N] are a batch as it will be run. Its shortest
-    sample that is sound, the one with the most padding, is run again alone and unpadded.
+    sample that is sound, the one with the most padding, is run again alone, through the whole model.
     Raises UserError naming the tap, the error and the tolerance.
     """
     taps, final = target.record(ids, lengths, tap_layers, last=last)
     row = shortest_sound_row(peaks(taps), lengths.tolist())
     n = int(lengths[row])
-    alone, alone_final = target.record(ids[row : row + 1, :n], lengths[row : row + 1], tap_layers, last=last)
-    for index, layer in enumerate(tap_layers):
-        check_alike(f"tap {layer}", taps[index, row, :n], alone[index, 0])
-    if final is not None and alone_final is not None:
-        check_alike("the last state", final[row, :n], alone_final[0])
-    check_telling(alone[:, 0], tap_layers, has_distinct_ids=bool((ids[row, :n] != ids[row, 0]).any()))
+    own_last = None if final is None else final[row, :n]
+    fault = fault_of_sample(target, ids[row, :n], taps[:, row, :n], own_last, tap_layers, with_head=True)
+    if fault is not None:
+        raise fault.as_error()
 
 
 def shortest_sound_row(peak: np.ndarray, lengths: Sequence[int]) -> int:
@@ -66,34 +80,96 @@ def shortest_sound_row(peak: np.ndarray, lengths: Sequence[int]) -> int:
     )
 
 
-def check_alike(name: str, batched: torch.Tensor, alone: torch.Tensor) -> None:
+def fault_of_sample(
+    target: "HfTarget",
+    ids: torch.Tensor,
+    taps: torch.Tensor,
+    last: torch.Tensor | None,
+    tap_layers: Sequence[int],
+    *,
+    with_head: bool,
+) -> Fault | None:
+    """What is wrong with states as they were recorded in a batch, taps [Lt, n, H] and last [n, H], of ids [n].
+
+    The sample is run again alone and unpadded: through the whole model `with_head`, which also takes the head of the
+    last state (that of the run alone where none was recorded), else through the layers that are recorded.
+    """
+    if not with_head:
+        assert last is None, "a recorded last state is checked with the head"
+        alone, _ = target.record(ids[None], torch.tensor([len(ids)]), tap_layers)
+        return first_fault(taps_faults(taps, alone[:, 0], ids, tap_layers))
+    places = torch.linspace(0, len(ids) - 1, min(len(ids), HEAD_PLACES)).long()  # [m]
+    alone, alone_last, logits = target.run_whole(ids, tap_layers, places)
+    seen = alone_last if last is None else last
+    return (
+        first_fault(taps_faults(taps, alone, ids, tap_layers))
+        or difference("the last state", seen, alone_last)
+        or head_fault(logits, target.logits(seen[places]), str(alone.dtype))
+    )
+
+
+def first_fault(faults: Iterator[Fault | None]) -> Fault | None:
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def taps_faults(
+    taps: torch.Tensor, alone: torch.Tensor, ids: torch.Tensor, tap_layers: Sequence[int]
+) -> Iterator[Fault | None]:
+    """Faults of taps [Lt, n, H] recorded in a batch against those of the sample alone [Lt, n, H]."""
+    for index, layer in enumerate(tap_layers):
+        yield difference(f"tap {layer}", taps[index], alone[index])
+    yield telling_fault(taps, tap_layers, has_distinct_ids=bool((ids != ids[0]).any()))
+
+
+def difference(name: str, batched: torch.Tensor, alone: torch.Tensor) -> Fault | None:
     """Compares states [n, H] of one sample, run in a batch and run alone."""
+    advice = "record samples one by one with --token-budget 1, and report this target"
+    if batched.shape != alone.shape:
+        return Fault(f"{name} of a sample has shape {list(batched.shape)}", f"{list(alone.shape)}", advice)
     kind = str(alone.dtype).removeprefix("torch.")
     reference = torch.linalg.vector_norm(alone.float(), dim=-1)  # [n]
     error = torch.linalg.vector_norm(batched.float() - alone.float(), dim=-1) / reference  # [n]
     worst = float(torch.quantile(error, 1.0 - LOOSE_SHARE[kind]))
-    if not worst <= TOLERANCE[kind]:
-        raise UserError(
-            f"{name} of a sample differs between its batch and the sample alone: relative error {worst:.2g}",
-            f"at most {TOLERANCE[kind]:g} in {kind}",
-            "record samples one by one with --token-budget 1, and report this target",
-        )
+    if worst <= TOLERANCE[kind]:
+        return None
+    return Fault(
+        f"{name} of a sample differs between its batch and the sample alone: relative error {worst:.2g}",
+        f"at most {TOLERANCE[kind]:g} in {kind}",
+        advice,
+    )
 
 
-def check_telling(taps: torch.Tensor, tap_layers: Sequence[int], *, has_distinct_ids: bool) -> None:
-    """Refuses sound taps [Lt, n, H] of one sample that are constant, or one another's copy."""
+def telling_fault(taps: torch.Tensor, tap_layers: Sequence[int], *, has_distinct_ids: bool) -> Fault | None:
+    """What makes finite taps [Lt, n, H] of one sample tell nothing: constant, or one another's copy."""
     for index, layer in enumerate(tap_layers):
-        fault = ""
+        found = ""
         if bool((taps[index] == taps[index, 0, 0]).all()):
-            fault = "one constant"
+            found = "one constant"
         elif has_distinct_ids and bool((taps[index] == taps[index, 0]).all()):
-            fault = "the same at every position"
+            found = "the same at every position"
         for other in range(index):
             if torch.equal(taps[index], taps[other]):
-                fault = f"identical to tap {tap_layers[other]}"
-        if fault:
-            raise UserError(
-                f"tap {layer} of the target is {fault}",
+                found = f"identical to tap {tap_layers[other]}"
+        if found:
+            return Fault(
+                f"tap {layer} of the target is {found}",
                 "states that differ by layer and token",
                 "check the target's weights, or record other taps",
             )
+    return None
+
+
+def head_fault(own: torch.Tensor, ours: torch.Tensor, dtype: str) -> Fault | None:
+    """Whether our logits [m, V] of the last state have the top token of the target's own [m, V], ties excepted."""
+    tie = TIE[dtype.removeprefix("torch.")]
+    best, chosen = own.argmax(-1), ours.argmax(-1).to(own.device)  # [m]
+    gap = (own.gather(-1, best[:, None]) - own.gather(-1, chosen[:, None]))[:, 0]  # [m]
+    is_wrong = (best != chosen) & ~(gap <= tie * own.abs().amax(-1))  # [m]
+    if not bool(is_wrong.any()):
+        return None
+    return Fault(
+        f"the head of the normed last state names another top token than the target at {int(is_wrong.sum())} of "
+        f"{len(best)} positions",
+        f"the target's own top token, or one within {tie:g} of the largest logit",
+        "check the target's weights and config.json, and report this target",
+    )

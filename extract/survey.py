@@ -3,9 +3,13 @@
 `dflash plan` shows it, `dflash extract` carries it out; so both always speak of the same plan.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .. import UserError
 from ..store.codecs import get_codec
@@ -17,9 +21,10 @@ from ..store.size import COMMIT_BYTES, PLAN_ROW_BYTES, bytes_per_position
 from ..store.tokens_file import tokens_paths
 from .config import ExtractConfig
 from .data import Data, facts_sha256, read_data
-from .devices import choose_devices, choose_workers, num_cuda_devices
+from .devices import choose_devices, choose_workers, num_cuda_devices, single_devices
 from .plan import Plan, make_plan
 from .rejected import REJECTED_NAME
+from .shares import joined, num_fitting, own_groups
 from .targets.base import TargetFacts, check_taps, default_taps
 
 
@@ -32,6 +37,10 @@ class Survey:
     facts: TargetFacts
     plan: Plan
     manifest: Manifest
+    num_asked: int
+    """The first segments that are to be recorded, on all nodes: all, or those that fit the budget."""
+    groups: tuple[range, ...]
+    """The groups that this launcher records."""
     workers: tuple[str, ...]
     """The device of each worker."""
 
@@ -39,21 +48,33 @@ class Survey:
     def store_dir(self) -> Path:
         return Path(self.config.store)
 
+    @property
+    def own_segments(self) -> list[range]:
+        """What this launcher records, and nobody else meanwhile."""
+        return joined(list(self.groups), self.num_asked)
+
+    def rows_of(self, segments: Iterable[int]) -> np.ndarray:
+        """The rows of the plan that lie in these segments."""
+        return np.flatnonzero(np.isin(self.plan.column("segment"), np.fromiter(segments, dtype=np.int64)))
+
 
 def survey(config: ExtractConfig) -> Survey:
     """Reads DATA and the target's facts, chooses taps and devices, and makes the plan.
 
     Raises UserError for DATA that is incomplete or empty, a target DATA was not prepared for, a
-    bad tap list, a device that is not there, CPU threads without a CPU, or a sample longer than the target can read.
+    bad tap list, a device that is not there, CPU threads without a CPU, a sample longer than the target can read,
+    or a budget that holds nothing.
     """
     from .targets.facts import read_facts
 
     data = read_data(Path(config.data))
     samples = SampleTable(Path(config.data))
     require_own_samples(config, data, samples)
-    devices = choose_devices(config.devices, 0 if config.devices == "cpu" else num_cuda_devices())
+    available = 0 if config.devices == "cpu" else num_cuda_devices()
+    devices = choose_devices(config.devices, available, config.gpus_per_shard)
+    require_accelerate(config)
     require_threads_used(config, devices)
-    facts = read_facts(config.target or data.facts["target"], config.dtype, devices[0])
+    facts = read_facts(config.target or data.facts["target"], config.dtype, single_devices(devices[0])[0])
     require_prepared_for(config, data.facts, facts)
     tap_layers = config.taps if config.taps is not None else default_taps(facts.num_layers)
     check_taps(tap_layers, facts.num_layers)
@@ -78,8 +99,18 @@ def survey(config: ExtractConfig) -> Survey:
         num_positions=plan.num_positions,
         plan_sha256=plan.sha256,
     )
-    workers = choose_workers(devices, config.shards)
-    return Survey(config=config, samples=samples, facts=facts, plan=plan, manifest=manifest, workers=workers)
+    only = config.own_shards
+    num_asked = num_fitting(plan, manifest, config.budget)
+    return Survey(
+        config=config,
+        samples=samples,
+        facts=facts,
+        plan=plan,
+        manifest=manifest,
+        num_asked=num_asked,
+        groups=tuple(own_groups(plan.num_segments, num_asked, config.shards or 1, only)),
+        workers=choose_workers(devices, config.shards if only is None else len(only)),
+    )
 
 
 def require_own_samples(config: ExtractConfig, data: Data, samples: SampleTable) -> None:
@@ -96,6 +127,16 @@ def require_own_samples(config: ExtractConfig, data: Data, samples: SampleTable)
             f"the token files in {config.data!r} were made by a run with facts {said}",
             f"{facts_sha256(data.facts)}, those of its data.json",
             "prepare the data again, or copy the whole folder again",
+        )
+
+
+def require_accelerate(config: ExtractConfig) -> None:
+    """transformers spreads a target over several GPUs with accelerate's help only."""
+    if config.gpus_per_shard > 1 and find_spec("accelerate") is None:
+        raise UserError(
+            f"gpus_per_shard = {config.gpus_per_shard}, but accelerate is not installed",
+            "the package with which transformers spreads a target over several GPUs",
+            "pip install accelerate, or drop --gpus-per-shard",
         )
 
 
@@ -144,18 +185,16 @@ def require_samples(config: ExtractConfig, plan: Plan, facts: TargetFacts) -> No
 
 
 def whole_bytes(found: Survey) -> int:
-    """Bytes of the store when complete: exact for states (zstd never takes more), an upper bound for the small rest."""
-    plan = found.plan
-    states = states_bytes(found.manifest, plan.column("n"), plan.num_segments)
-    return states + commit_bytes(plan) + frozen_bytes(found.facts) + layout_bytes(found)
+    """Bytes of the store when all that was asked for is there.
+
+    Exact for states (zstd never takes more), an upper bound for the small rest.
+    """
+    return to_write_bytes(found, set(range(found.num_asked))) + frozen_bytes(found.facts) + layout_bytes(found)
 
 
 def needed_bytes(found: Survey, committed: set[int]) -> int:
-    """Bytes of it that extract will still write."""
-    plan = found.plan
-    is_new = [segment not in committed for segment in plan.column("segment").tolist()]
-    needed = states_bytes(found.manifest, plan.column("n")[is_new], plan.num_segments - len(committed))
-    needed += commit_bytes(plan)
+    """Bytes of it that are still to be written, here and on other nodes: they share the disk."""
+    needed = to_write_bytes(found, set(range(found.num_asked)) - committed)
     if not (found.store_dir / CONFIG_PATH).exists():
         needed += frozen_bytes(found.facts)
     if not (found.store_dir / MANIFEST_NAME).exists():
@@ -163,8 +202,11 @@ def needed_bytes(found: Survey, committed: set[int]) -> int:
     return needed
 
 
-def commit_bytes(plan: Plan) -> int:
-    return plan.num_segments * COMMIT_BYTES + plan.num_samples * PLAN_ROW_BYTES
+def to_write_bytes(found: Survey, segments: set[int]) -> int:
+    """Bytes of the states of some segments and of their commits, and of the plan's and the index's rows."""
+    n = found.plan.column("n")[found.rows_of(segments)]
+    states = states_bytes(found.manifest, n, len(segments))
+    return states + len(segments) * COMMIT_BYTES + found.plan.num_samples * PLAN_ROW_BYTES
 
 
 def frozen_bytes(facts: TargetFacts) -> int:

@@ -20,10 +20,12 @@ from .chats.plain_text import plain_ids, plain_sample
 from .config import PrepareConfig
 from .cutting import CutSample, LengthRules, Uncut, cut
 from .lines.inputs import Chunk, InputLine, LeftOut, lines_in
+from .lines.messages import is_asked
 from .lines.shapes import KEYS, Chat, Line, Text, Tokens, line_meant, shown_id
 from .targets.facts import TextSide
 
 NOT_SAMPLED = "not in the sample"
+TOOLS_UNREAD = "tools_unread"
 
 
 @dataclass(slots=True)
@@ -42,11 +44,14 @@ class Outcome:
     split: str = ""
     task: str = ""
     origin: str = ""
-    samples_left_out: Counter[str] = field(default_factory=Counter)
-    """Samples of a used line that were not kept, by reason."""
-    turns_left_out: Counter[str] = field(default_factory=Counter)
-    has_unread_options: bool = False
-    """True where the template does not read a template option of the line's own."""
+    samples_left_out: list[tuple[int, LeftOut]] = field(default_factory=list)
+    """Samples of a used line that were not kept: their numbers from 1, and why."""
+    turns_left_out: list[tuple[int, LeftOut]] = field(default_factory=list)
+    """Answers of a used line that are not trained on: their numbers from 1, and why."""
+    unread_options: list[str] = field(default_factory=list)
+    """Template options of the line's own that the template does not read."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """What else is to be told of a used line, by the name of its count."""
 
 
 @dataclass(slots=True)
@@ -97,7 +102,7 @@ class Maker:
         if isinstance(line.content, Text):
             return [plain_sample(self.side, line.content.text)]
         rendered = self.chats().render(line.content)
-        found.turns_left_out = rendered.left_out
+        found.turns_left_out, found.noted = rendered.turns_left_out, rendered.noted
         return rendered.samples
 
     def question_of(self, line: Line) -> list[int]:
@@ -119,48 +124,46 @@ class Maker:
 
     def finish(self, found: Outcome, line: Line, samples: Sequence[Sample | Uncut]) -> None:
         """Cuts the samples, and notes what is kept of them. Raises the first LeftOut when it is none."""
+        found.num_replaced += line.num_replaced
         rules = LengthRules(self.longest, self.config.long, self.config.min_trained)
         first_fault: LeftOut | None = None
-        for sample in samples:
+        for number, sample in enumerate(samples, start=1):
             try:
                 kept = cut(sample, rules)
             except LeftOut as fault:
                 first_fault = first_fault or fault
-                found.samples_left_out[fault.reason] += 1
+                found.samples_left_out.append((number, fault))
                 continue
             found.samples.append(kept)
             found.digests.append(digest(kept))
         if not found.samples:
             found.samples_left_out.clear()
             raise first_fault or LeftOut("no answer", "the line gives no sample")
-        found.split = line.split or self.split_of(line, samples[0])
+        found.split = line.split or self.split_of(line.content)
         found.task, found.origin = line.task, line.origin or self.config.origin
-        if isinstance(line.content, Chat) and line.content.options:
-            found.has_unread_options = bool(self.chats().template.unread(line.content.options, line.content.tools))
+        if isinstance(line.content, Chat):
+            template, tools = self.chats().template, line.content.tools
+            found.unread_options = template.unread(line.content.options, tools)
+            if tools and template.unread({"tools": tools}, tools):
+                found.noted[TOOLS_UNREAD] += 1
 
-    def split_of(self, line: Line, first: Sample | Uncut) -> str:
-        """By sha256 of the prompt ids of the line's first sample; of all its ids where they hold no prompt.
+    def split_of(self, content: Chat | Tokens | Text) -> str:
+        """By sha256 of what the line asks, whatever of its answers is used: of all it says where it asks nothing.
 
-        So all samples of a line, and all lines that ask the same, are on one side, and lines that ask nothing are
-        spread by what they say, not by a token that they all begin with.
+        So all samples of a line, and all lines that ask the same, are on one side.
         """
-        trained = np.flatnonzero(first.mask)
-        start = int(trained[0]) if len(trained) else 0
-        if not start or not self.is_prompt(line, first.ids[:start]):
-            start = len(first.ids)
-        hashed = hashlib.sha256(np.array(first.ids[:start], dtype="<u4").tobytes()).digest()
-        return "heldout" if share_of(hashed) >= self.config.split else "train"
+        if isinstance(content, Tokens):
+            hashed = np.array(self.asking_ids(content), dtype="<u4").tobytes()
+        else:
+            hashed = json.dumps(first_question(content)).encode()
+        return "heldout" if share_of(hashlib.sha256(hashed).digest()) >= self.config.split else "train"
 
-    def is_prompt(self, line: Line, before: Any) -> bool:
-        """True where the ids before the first trained one ask for it, and are not the opening of a plain text.
-
-        Of ready ids that opening is a single token, or special tokens alone.
-        """
-        if isinstance(line.content, Text):
-            return self.config.responses == "target"
-        if isinstance(line.content, Tokens):
-            return len(before) > 1 and not all(int(token) in self.special for token in before)
-        return True
+    def asking_ids(self, tokens: Tokens) -> Any:
+        """The ids before the first trained one; all where they ask nothing: a single token, or special tokens alone."""
+        trained = np.flatnonzero(tokens.mask)
+        before = tokens.ids[: trained[0] if len(trained) else None]
+        is_prompt = len(before) > 1 and not all(int(token) in self.special for token in before)
+        return before if is_prompt else tokens.ids
 
     def check_ids(self, ids: Any) -> None:
         lowest, highest = int(np.min(ids)), int(np.max(ids))
@@ -177,6 +180,19 @@ class Maker:
 
 def new_outcome(line: InputLine) -> Outcome:
     return Outcome(line.number, shown_id(line), line.num_replaced)
+
+
+def first_question(content: Chat | Text) -> list[list[str]]:
+    """The messages before the first answer that something asks for, as roles and contents; a text is one message.
+
+    Blanks around a content and the tools do not count.
+    """
+    if isinstance(content, Text):
+        return [["text", content.text.strip()]]
+    messages = content.messages
+    turns = (turn for turn, message in enumerate(messages) if message["role"] == "assistant")
+    first = next((turn for turn in turns if is_asked(messages, turn)), len(messages))
+    return [[message["role"], message["content"].strip()] for message in messages[:first]]
 
 
 def digest(sample: CutSample) -> int:

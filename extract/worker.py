@@ -17,6 +17,8 @@ from ..store.manifest import Manifest, read_manifest
 from ..store.samples import SampleTable
 from ..watch import Channel
 from .batching import make_batches
+from .devices import single_devices
+from .recheck import chosen_again
 from .writing import Entry, WriterProcess
 
 if TYPE_CHECKING:
@@ -71,6 +73,14 @@ class Recorded:
     num_positions: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedAgain:
+    """Told after a sample was run a second time, alone: its tokens, and whether it is now marked as failed."""
+
+    num_tokens: int
+    has_failed: bool
+
+
 class StateWriter(Protocol):
     """Where a worker's encoded states go: a process of their own, or straight to the disk."""
 
@@ -85,11 +95,12 @@ def work(channel: Channel, order: Order) -> None:
 
     store_dir = Path(order.store_dir)
     manifest = read_manifest(store_dir)
+    first, *beside = single_devices(order.device)
     if order.device == "cpu":
         torch.set_num_threads(order.cpu_threads)
     else:
-        torch.cuda.set_device(order.device)
-    target = load_target(manifest.target["name"], device=order.device, dtype=manifest.target["dtype"])
+        torch.cuda.set_device(first)
+    target = load_target(manifest.target["name"], device=first, dtype=manifest.target["dtype"], beside=beside)
     require_same_target(manifest, target.facts.as_plain())
     if not order.slow_kernels:
         target.require_fast_kernels()
@@ -136,6 +147,9 @@ class Recorder:
         names = ("sample_id", "segment", "position", "n", "first", "tokens_file", "tokens_row")
         self.plan = {name: plan[name] for name in names}
         self.lengths = plan["first"].astype(np.int64) + plan["n"]  # tokens to run of each sample [N]
+        content = self.samples.column("content")[plan["sample_id"]]  # [N] u64
+        self.is_chosen_again = chosen_again(content, self.lengths)  # [N] bool
+        self.has_told_fault = False
 
     def largest_batch_bytes(self) -> int:
         """Bytes that the encoded states of any batch of this store fit into."""
@@ -185,9 +199,36 @@ class Recorder:
         stored = recorded_part(states.to(torch.bfloat16), first, n)  # [Lt (+1), N, longest n, H]
         peak = peaks(stored)  # [Lt (+1), N, longest n]
         entries = [Entry(int(batch[place]), place, status_of(peak[:, place, : n[place]])) for place in wanted.tolist()]
+        entries = [self.checked_again(e, ids, taps, final) if self.is_chosen_again[e.row] else e for e in entries]
         rows = encode_states(stored, self.codec.outliers)
         writer.put(rows, self.measured(stored, rows, entries))
         self.channel.tell(Recorded(int(self.plan["n"][batch[wanted]].sum())))
+
+    def checked_again(
+        self, entry: Entry, ids: "torch.Tensor", taps: "torch.Tensor", final: "torch.Tensor | None"
+    ) -> Entry:
+        """The entry, marked as failed where the sample alone has other states than in this batch.
+
+        ids [N, S], taps [Lt, N, S, H] and final [N, S, H] are the batch's, in the number format of the forward.
+        """
+        from .soundness import fault_of_sample
+
+        if entry.status != STATUS_OK:
+            return entry
+        place, n = entry.place, int(self.lengths[entry.row])
+        last = None if final is None else final[place, :n]
+        own = taps[:, place, :n]
+        fault = fault_of_sample(
+            self.target, ids[place, :n], own, last, self.manifest.tap_layers, with_head=last is not None
+        )
+        self.channel.tell(CheckedAgain(n, fault is not None))
+        if fault is None:
+            return entry
+        if not self.has_told_fault:
+            self.has_told_fault = True
+            sample = int(self.plan["sample_id"][entry.row])
+            self.channel.tell(Note(f"sample {sample} is marked as failed: {fault.happened} ({fault.expected})"))
+        return replace(entry, status=STATUS_FAILED)
 
     def measured(self, states: "torch.Tensor", rows: "torch.Tensor", entries: list[Entry]) -> tuple[Entry, ...]:
         """The entries with the errors of some of their sound states [Lt (+1), N, S, H], where the codec has any."""

@@ -252,13 +252,14 @@ def remove_temporaries(store_dir: Path, segments: Collection[int]) -> list[Path]
 class FolderLock:
     """Holds a folder for one process, through `flock` on a file in it; ends with the process.
 
-    Raises UserError, naming the holder, where the lock is still taken after `wait_s` seconds, and where its file
-    cannot be written.
+    Those with `is_shared` hold it together, and keep out whoever wants it alone. Raises UserError, naming the holder,
+    where the lock is still taken after `wait_s` seconds, and where its file cannot be written.
     """
 
-    def __init__(self, folder: Path, *, name: str = ".lock", wait_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, *, name: str = ".lock", wait_s: float = 0.0, is_shared: bool = False) -> None:
         self.path = folder / name
         self.wait_s = wait_s
+        self.kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
         self.fd: int | None = None
 
     def __enter__(self) -> "FolderLock":
@@ -279,7 +280,7 @@ class FolderLock:
         end = time.monotonic() + self.wait_s
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, self.kind | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if time.monotonic() >= end:

@@ -227,10 +227,13 @@ def require_plan(path: Path, metadata: Mapping[str, str], plan_sha256: str) -> N
 
 
 def write_consolidated(store_dir: Path, plan_sha256: str, num_segments: int) -> bool:
-    """Writes `index.arrow` from the commits; writes nothing and says False while segments are missing."""
-    commits = read_commits(store_dir, plan_sha256)
-    if len(commits) < num_segments:
+    """Writes `index.arrow` from all commits: the first `num_segments` segments, all that were asked for, are there.
+
+    Writes nothing and says False while one of them is missing.
+    """
+    if not committed_segments(store_dir).issuperset(range(num_segments)):
         return False
+    commits = read_commits(store_dir, plan_sha256)
     metadata = {"plan_sha256": plan_sha256, "segments": commits.weights}
     with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
         for left_over in Path(store_dir).glob(f"{CONSOLIDATED_NAME}.tmp.*"):

@@ -57,6 +57,7 @@ class VerifyReport:
     num_segments: int = 0  # segments of the plan
     faults: list[Fault] = field(default_factory=list)
     uncommitted: list[int] = field(default_factory=list)  # segments without a commit, no fault by itself
+    is_finished: bool = False  # there is an `index.arrow`: all that was asked for is committed
 
     @property
     def damaged_segments(self) -> list[int]:
@@ -128,7 +129,8 @@ class Verification:
                 tokens = TokensCheck(self.store_dir, self.manifest, plan)
                 self.faults += tokens.column_faults()
                 jobs += tokens.jobs()
-        if len(commits) == self.manifest.num_segments or (self.store_dir / CONFIG_PATH).exists():
+        is_finished = self.report.is_finished or len(commits) == self.manifest.num_segments
+        if is_finished or (self.store_dir / CONFIG_PATH).exists():
             jobs.append(self.frozen_job)
         total = sum(sum(sizes) for _, sizes in commits.values())
         with bar("verify", "B", total=total, unit_scale=True) as self.bar, ThreadPoolExecutor(self.workers) as pool:
@@ -191,6 +193,7 @@ class Verification:
         consolidated = read_consolidated(self.store_dir, self.manifest.plan_sha256)
         if consolidated is None:
             return
+        self.report.is_finished = True
         rows = columns(consolidated.table)
         order = np.argsort(rows["segment"], kind="stable")
         segments = rows["segment"][order]

@@ -50,8 +50,8 @@ class StoreReader:
     """A store opened for reading, as of this moment: what is committed later is not seen.
 
     Raises UserError where there is no store, where it is damaged, and, without `partial`, where
-    segments are still missing. `threads` (1 to 4) read together, inside this process; with `uncached` the states
-    that were read are not kept in the page cache, for stores larger than memory.
+    segments that were asked for are still missing. `threads` (1 to 4) read together, inside this process; with
+    `uncached` the states that were read are not kept in the page cache, for stores larger than memory.
     """
 
     def __init__(self, store_dir: Path, *, partial: bool = False, threads: int = 1, uncached: bool = False) -> None:
@@ -62,8 +62,8 @@ class StoreReader:
         self.geometries = array_geometries(self.manifest)
         plan_table = read_plan(self.store_dir, self.manifest.plan_sha256)
         require_linked(self.store_dir, self.manifest, plan_table)
-        self.commits = current_commits(self.store_dir, self.manifest)
-        if len(self.commits) < self.manifest.num_segments and not partial:
+        self.commits, is_finished = current_commits(self.store_dir, self.manifest)
+        if not is_finished and not partial:
             raise UserError(
                 f"the store {str(self.store_dir)!r} is not complete: "
                 f"{len(self.commits)} of {self.manifest.num_segments} segments are committed",
@@ -263,12 +263,16 @@ class StoreReader:
         self.close()
 
 
-def current_commits(store_dir: Path, manifest: Manifest) -> Commits:
-    """The commits: from `index.arrow` where it is there and complete, else one by one."""
+def current_commits(store_dir: Path, manifest: Manifest) -> tuple[Commits, bool]:
+    """The commits, and whether all that was asked for is there: every segment, or those that fit a budget.
+
+    `index.arrow` says so by being there, and holds the commits; else they are read one by one.
+    """
     consolidated = read_consolidated(store_dir, manifest.plan_sha256)
-    if consolidated is not None and len(consolidated) == manifest.num_segments:
-        return consolidated
-    return read_commits(store_dir, manifest.plan_sha256)
+    if consolidated is not None:
+        return consolidated, True
+    commits = read_commits(store_dir, manifest.plan_sha256)
+    return commits, len(commits) == manifest.num_segments
 
 
 def open_tokens(store_dir: Path, plan: dict[str, np.ndarray]) -> SampleTable:

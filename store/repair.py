@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .files import FolderLock, fsync_folder, storage_error
-from .geometry import array_geometries, segment_path
-from .index import COMMITS_FOLDER, CONSOLIDATED_NAME, commit_path
+from .geometry import array_geometries, segment_path, states_bytes
+from .index import COMMITS_FOLDER, CONSOLIDATED_NAME, columns, commit_path, read_plan
 from .integrity import Fault, VerifyReport, require_store
 from .manifest import Manifest, read_manifest
 from .ranges import ALL
@@ -84,7 +84,18 @@ def repair(store_dir: Path, report: VerifyReport) -> Marked:
         raise storage_error(error, store_dir) from error
     paths = [segment_path(store_dir, array, segment) for array in array_geometries(manifest) for segment in marked]
     size_bytes = sum(path.stat().st_size for path in paths if path.exists())
-    return Marked(marked, size_bytes, index_path, next_command(store_dir, manifest), others)
+    budget = None if others else budget_of(store_dir, manifest, report)
+    return Marked(marked, size_bytes, index_path, next_command(store_dir, manifest, budget), others)
+
+
+def budget_of(store_dir: Path, manifest: Manifest, report: VerifyReport) -> int | None:
+    """The budget in bytes that asks for what an extraction with a budget had recorded; None for any other store."""
+    committed = set(range(manifest.num_segments)) - set(report.uncommitted)
+    if not report.is_finished or not report.uncommitted or not committed:
+        return None
+    asked = max(committed) + 1
+    plan = columns(read_plan(store_dir, manifest.plan_sha256))
+    return states_bytes(manifest, plan["n"][plan["segment"] < asked], asked)
 
 
 def set_aside(path: Path, stamp: str) -> Path | None:
@@ -96,7 +107,7 @@ def set_aside(path: Path, stamp: str) -> Path | None:
     return aside
 
 
-def next_command(store_dir: Path, manifest: Manifest) -> str:
+def next_command(store_dir: Path, manifest: Manifest, budget: int | None = None) -> str:
     """The command that fills the store, with every setting that the manifest knows; paths that it reads are not."""
     recoded = manifest.data.get("recoded")
     if recoded is None:
@@ -111,7 +122,7 @@ def next_command(store_dir: Path, manifest: Manifest) -> str:
     words += given("--window", manifest.window)
     if recoded is None:
         dtype = manifest.target.get("dtype")
-        words += given("--set", None if dtype is None else f"dtype={dtype}")
+        words += given("--set", None if dtype is None else f"dtype={dtype}") + given("--budget", budget)
     else:
         words += given("--split", recoded["split"]) + given("--limit", recoded["limit"])
         words += given("--budget", recoded["budget_bytes"])

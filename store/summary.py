@@ -46,6 +46,7 @@ class StoreFacts:
     manifest: Manifest
     plan: pa.Table
     committed: dict[str, np.ndarray]  # columns of all commits
+    is_finished: bool  # what was asked for is committed: all, or what fits a budget
     segments: Mapping[int, tuple[int, ...]]  # committed ones and the bytes of their files
     lengths: np.ndarray  # [N] i32, tokens of every planned sample
 
@@ -63,12 +64,13 @@ def read_facts(store_dir: Path) -> StoreFacts:
     store_dir = Path(store_dir)
     manifest = read_manifest(store_dir)
     plan_table = read_plan(store_dir, manifest.plan_sha256)
-    commits = current_commits(store_dir, manifest)
+    commits, is_finished = current_commits(store_dir, manifest)
     plan = columns(plan_table)
     table = open_tokens(store_dir, plan)
     rows = table.file_first_rows[plan["tokens_file"]] + plan["tokens_row"]
     lengths = table.column("num_tokens")[rows]
-    return StoreFacts(store_dir, manifest, plan_table, columns(commits.table), commits.segments, lengths)
+    committed = columns(commits.table)
+    return StoreFacts(store_dir, manifest, plan_table, committed, is_finished, commits.segments, lengths)
 
 
 def describe_store(facts: StoreFacts) -> str:
@@ -155,8 +157,11 @@ def progress_lines(facts: StoreFacts) -> dict[str, str]:
     done, planned = facts.num_committed_positions, manifest.num_positions
     statuses = np.bincount(facts.committed["status"], minlength=len(STATUS_NAMES))
     named = ", ".join(f"{count:,} {name}" for name, count in zip(STATUS_NAMES, statuses.tolist()) if count)
-    is_complete = len(facts.segments) == manifest.num_segments
-    share = "complete" if is_complete else f"unfinished, {done / max(1, planned):.1%} of the positions"
+    share = f"{done / max(1, planned):.1%} of the positions"
+    if len(facts.segments) == manifest.num_segments:
+        share = "complete"
+    else:
+        share = f"complete for its budget, {share}" if facts.is_finished else f"unfinished, {share}"
     return {
         "committed": f"{len(facts.segments):,} of {manifest.num_segments:,} segments in {COMMITS_FOLDER}/: {share}",
         "samples": f"{manifest.num_samples:,} planned, {named or 'none committed'}",
@@ -217,7 +222,8 @@ def verify_text(report: VerifyReport) -> str:
     ]
     if report.uncommitted:
         segments = as_ranges(np.array(report.uncommitted))
-        lines.append(f"not committed: segments {segments}; the same `dflash extract` records them")
+        how = "`dflash extract` with a larger --budget" if report.is_finished else "the same `dflash extract`"
+        lines.append(f"not committed: segments {segments}; {how} records them")
     lines += [f"fault: {fault}" for fault in report.faults[:SHOWN_FAULTS]]
     if len(report.faults) > SHOWN_FAULTS:
         lines.append(f"and {len(report.faults) - SHOWN_FAULTS} faults more")

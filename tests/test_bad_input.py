@@ -73,7 +73,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
         ("train --out new --mask-token 512", "mask token 512"),
         ("train --out new --mask-token 21", "mask token 21 is an ordinary token"),
         ("train --out new --set drafter.taps=[7]", "7"),
-        ("train --out new --device cuda:3", "cuda:3"),
+        ("train --out new --devices cuda:3", "cuda:3"),
         ("train --out run --layers 1 --block-size 16 --steps 2", "block_size"),
         ("evaluate run --target chats.jsonl", "chats.jsonl"),
         ("evaluate run --checkpoint 77", "77"),

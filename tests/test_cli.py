@@ -47,8 +47,15 @@ def test_help_answers_at_once() -> None:
 def test_a_command_shows_at_most_a_dozen_options(name: str) -> None:
     command = COMMANDS[name][0]()
     options = [p for p in command.params if isinstance(p, click.Option) and p.name not in ("config", "set", "help")]
-    assert len(options) <= 12
+    assert len([option for option in options if not option.hidden]) <= 12
     assert all(option.help for option in options)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_that_help_does_not_show_is_documented(name: str) -> None:
+    page = (ROOT / "docs" / "extraction.md").read_text()
+    hidden = [p for p in COMMANDS[name][0]().params if isinstance(p, click.Option) and p.hidden]
+    assert all(any(f"`{own}" in page for own in (*option.opts, *option.secondary_opts)) for option in hidden)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,7 +15,7 @@ import pytest
 from dflash_offline import UserError
 from dflash_offline.cli import COMMANDS, resolved, table_name
 from dflash_offline.demo import DemoConfig
-from dflash_offline.extract.config import ExtractConfig, PrepareConfig
+from dflash_offline.extract.config import ExtractConfig, PlanConfig, PrepareConfig
 from dflash_offline.extract.devices import choose_devices
 from dflash_offline.extract.regenerate.config import RegenerateConfig
 from dflash_offline.store.config import RecodeConfig
@@ -77,7 +77,7 @@ def check_line(name: str, words: list[str]) -> None:
     if file is not None and not Path(file).exists():  # a page may name a file that its reader has
         assert file.endswith(".toml"), f"--config {file}"
         given["config"] = None
-    config = resolved(CONFIGS[table_name(name)], table_name(name), given)
+    config = resolved(PlanConfig if name == "plan" else CONFIGS[table_name(name)], table_name(name), given)
     if isinstance(config, ExtractConfig):
         choose_devices(config.devices, 8)
     device, checkpoint = getattr(config, "device", "auto"), getattr(config, "checkpoint", "latest")
@@ -91,7 +91,7 @@ def check_line(name: str, words: list[str]) -> None:
         ("train", "--store hs --speed 9"),
         ("train", "--layers five"),
         ("train", "--optimizer adam"),
-        ("train", "--device gpu6"),
+        ("train", "--devices gpu6"),
         ("train", "--set rows.rows=4"),
         ("train", "--set rows.rows_per_step=many"),
         ("extract", "--devices 0-8"),

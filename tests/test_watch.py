@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.watch import Child, ChildDied, Job, Stalled, run_all
+from dflash_offline.watch import Child, ChildDied, Job, PeerLost, Stalled, run_all
 from processes import is_alive
 
 
@@ -90,6 +90,54 @@ def test_silence_dumps_stacks_and_names_the_silent(children: ModuleType, capfd: 
     stacks = capfd.readouterr().err
     assert "--- stacks of busy" in stacks
     assert "in hang" in stacks
+
+
+def test_the_silence_of_one_who_waits_is_that_of_the_others(
+    children: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who works keeps a waiting one from being a stall; who is silent is named in its place."""
+    waiting = Job("waiting", children.wait_for_others)
+    with pytest.raises(UserError, match="worked to the end"):
+        run_all([waiting, Job("busy", children.work_then_end, (4.0,))], stall_s=2.5, on_message=ignore)
+    assert "--- stacks" not in capfd.readouterr().err
+    pids: list[Any] = []
+    with pytest.raises(Stalled, match=r"a sign of life from quiet \(stopped by a signal\) for 2.5 s"):
+        run_all(
+            [waiting, Job("quiet", children.stop_itself)],
+            stall_s=2.5,
+            on_message=lambda _name, pid: pids.append(pid),
+        )
+    assert "in wait_for_others" in capfd.readouterr().err
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_where_all_wait_for_one_another_all_are_named(children: ModuleType) -> None:
+    jobs = [Job(name, children.wait_for_others) for name in ("a", "b")]
+    with pytest.raises(Stalled, match=r"[ab] \(waits for the others: the sum of all\), [ab] \(waits"):
+        run_all(jobs, stall_s=3.0, on_message=ignore)
+
+
+def test_a_death_is_named_before_those_who_noticed_it(children: ModuleType) -> None:
+    jobs = [Job("notices", children.lose), Job("dies", children.die_later)]
+    with pytest.raises(ChildDied, match="dies was killed by SIGKILL"):
+        run_all(jobs, stall_s=60.0, on_message=ignore)
+    with pytest.raises(PeerLost, match="lost the other one"):
+        run_all([Job("notices", children.lose)], stall_s=60.0, on_message=ignore)
+
+
+def test_children_that_handle_sigterm_leave_by_themselves(children: ModuleType, tmp_path: Path) -> None:
+    ready: list[str] = []
+
+    def end_when_ready(name: str, _message: object) -> None:
+        ready.append(name)
+        if len(ready) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    jobs = [Job(name, children.leave_when_told, (str(tmp_path), name)) for name in ("a", "b")]
+    with pytest.raises(SystemExit) as caught:
+        run_all(jobs, stall_s=60.0, on_message=end_when_ready, leave_s=30.0)
+    assert caught.value.code == 143
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_reply_that_does_not_come_is_a_stall(children: ModuleType) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from dflash_offline import UserError
-from dflash_offline.watch import Channel, Job, run_all
+from dflash_offline.watch import Channel, Job, PeerLost, run_all
 
 
 class Unpicklable(Exception):
@@ -84,3 +84,46 @@ def launch(pids_path: str) -> None:
             Path(pids_path).write_text(" ".join(map(str, pids)))
 
     run_all([Job("one", work_for_ever), Job("two", hang)], stall_s=60.0, on_message=note)
+
+
+def wait_for_others(channel: Channel) -> None:
+    """Waits silently, as one that another child keeps waiting."""
+    channel.tell(os.getpid())
+    with channel.waiting("the sum of all"):
+        time.sleep(60.0)
+
+
+def work_then_end(channel: Channel, seconds: float) -> None:
+    """Is busy, says so, and ends; its sibling then waits for nobody."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        channel.beat()
+        time.sleep(0.05)
+    raise UserError("worked to the end", "this", "nothing")
+
+
+def stop_itself(channel: Channel) -> None:
+    channel.tell(os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def lose(channel: Channel) -> None:
+    """Has noticed that its sibling is gone."""
+    raise PeerLost("lost the other one")
+
+
+def die_later(channel: Channel) -> None:
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_when_told(channel: Channel, folder: str, name: str) -> None:
+    """Ends by itself a moment after SIGTERM, and says where it was; `name` tells apart the files."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
+    channel.tell(name)
+    while not told:
+        channel.beat()
+        time.sleep(0.02)
+    time.sleep(0.2)
+    Path(folder, name).touch()

@@ -53,10 +53,11 @@ def judge(leading: int, remaining: int, block_size: int) -> Cycle:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCycles:
-    """The cycles of one prompt's answer, in order, and the task it belongs to ('' for none)."""
+    """The cycles of one prompt's answer, in order, the task it belongs to ('' for none), and who wrote it."""
 
     cycles: tuple[Cycle, ...]
     task: str = ""
+    origin: str = ""  # as the samples of a store name it; '' where the target answers during the exam
 
     @property
     def lengths(self) -> list[int]:
@@ -133,6 +134,11 @@ class Acceptance:
         if names in ([], [""]):
             return {}
         return {n: Acceptance(tuple(a for a in self.answers if a.task == n), self.block_size) for n in names}
+
+    def by_origin(self) -> dict[str, "Acceptance"]:
+        """The same exam for the answers of each origin, in alphabetical order."""
+        names = sorted({answer.origin for answer in self.answers})
+        return {n: Acceptance(tuple(a for a in self.answers if a.origin == n), self.block_size) for n in names}
 
     def as_dict(self) -> dict[str, Any]:
         """Every number as JSON types; None where there is nothing to measure."""

@@ -3,7 +3,8 @@
 Static buffers of constant shape, refilled from a loader's slot; knows no store and no loss.
 """
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,6 +13,21 @@ from .blocks import RowMasks
 from .int8_rows import decode
 from .slot import RowArrays, RowShape
 from .spec import DrafterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensors:
+    """The arrays of `RowArrays` as tensors, wherever they lie; whoever makes them owns the memory."""
+
+    codec: Codec
+    taps: Tensor
+    ids: Tensor
+    loss_mask: Tensor
+    sample_ids: Tensor
+    positions: Tensor
+    anchors: Tensor
+    keep: Tensor
+    last: Tensor | None = None
 
 
 class RowBatch:
@@ -47,20 +63,23 @@ class RowBatch:
         self.row_masks = RowMasks(self.anchors, self.starts, shape, spec.kinds)
         self.masks = self.row_masks.masks
 
-    def load(self, row: RowArrays) -> None:
-        """Copies a row of the loader and derives blocks, labels and mask from it."""
-        self.load_taps(row.taps, row.codec)
+    def load(self, row: RowArrays | RowTensors) -> None:
+        """Fills the buffers from a row of the loader, in its slot or staged on the device."""
+        self.load_taps(torch.as_tensor(row.taps), row.codec)
         if self.last is not None:
             assert row.last is not None, "a row without last states"
-            load_plane(torch.from_numpy(row.last), row.codec, self.last)
+            load_plane(torch.as_tensor(row.last), row.codec, self.last)
         tokens = self.shape.row_tokens
-        self.ids.copy_(torch.from_numpy(row.ids), non_blocking=True)
-        self.loss_mask.copy_(torch.from_numpy(row.loss_mask), non_blocking=True)
-        self.sample_ids[:tokens].copy_(torch.from_numpy(row.sample_ids), non_blocking=True)
+        for own, array in (
+            (self.ids, row.ids),
+            (self.loss_mask, row.loss_mask),
+            (self.sample_ids[:tokens], row.sample_ids),
+            (self.positions, row.positions),
+            (self.anchors, row.anchors),
+            (self.keep, row.keep),
+        ):
+            own.copy_(torch.as_tensor(array), non_blocking=True)
         self.sample_ids[tokens:] = -1
-        self.positions.copy_(torch.from_numpy(row.positions), non_blocking=True)
-        self.anchors.copy_(torch.from_numpy(row.anchors), non_blocking=True)
-        self.keep.copy_(torch.from_numpy(row.keep), non_blocking=True)
         self.derive_blocks()
         self.derive_labels()
         self.row_masks.refill()
@@ -70,11 +89,11 @@ class RowBatch:
         own = (self.taps, self.positions, self.anchors, self.block_ids, self.block_positions, self.labels, self.valid)
         return own + (() if self.last is None else (self.last,)) + self.row_masks.tensors()
 
-    def load_taps(self, encoded: np.ndarray, codec: Codec) -> None:
-        """encoded [Lt, T, row_bytes] u8 to taps [T, Lt*H]; it is copied first and decoded on the device."""
+    def load_taps(self, encoded: Tensor, codec: Codec) -> None:
+        """encoded [Lt, T, row_bytes] u8 to taps [T, Lt*H], decoded on the device."""
         num_taps, tokens, _ = encoded.shape
         taps = self.taps.view(tokens, num_taps, self.spec.hidden_size).transpose(0, 1)  # [Lt, T, H]
-        for own, plane in zip(taps, torch.from_numpy(encoded)):  # tap by tap: only one is on the device twice
+        for own, plane in zip(taps, encoded):  # tap by tap: only one of a host's is on the device twice
             load_plane(plane, codec, own)
 
     def derive_blocks(self) -> None:
@@ -99,7 +118,7 @@ class RowBatch:
 
 
 def load_plane(encoded: Tensor, codec: Codec, own: Tensor) -> None:
-    """encoded [T, row_bytes] u8 on the host to own [T, H]; it is copied first and decoded on the device."""
+    """encoded [T, row_bytes] u8 to own [T, H], decoded on the device; one on the host is copied there first."""
     rows = encoded.to(own.device, non_blocking=True)
     if codec.outliers is None:
         own.copy_(rows.view(torch.bfloat16))

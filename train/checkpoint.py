@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .. import UserError
-from ..store.files import NO_SPACE, free_bytes, fsync_folder, storage_error, temporary_path
+from ..store.files import NO_SPACE, free_bytes, fsync_folder, publish, storage_error, temporary_path
 from .drafter import Drafter
 from .facts import CHECKPOINTS_NAME, TEMPORARY_NAME, RunFacts, read_facts
 
@@ -35,7 +35,7 @@ LATEST, BEST = "latest", "best"
 class LoopState:
     """Where the loop stands after `step` updates, weights and optimizer aside.
 
-    `epoch` and `row` name the next row to train on; `best_step` is the exam with the largest
+    `epoch` and `row` name the next row to train on, of all ranks; `best_step` is the exam with the largest
     acceptance length so far, None before there was one.
     """
 
@@ -45,6 +45,7 @@ class LoopState:
     acceptance_length: float | None = None  # of the newest exam
     best_step: int | None = None
     best_acceptance_length: float | None = None
+    exam_step: int | None = None  # of the newest exam
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +73,22 @@ def list_steps(run_dir: Path) -> list[int]:
 def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> Path:
     """Writes a checkpoint aside, syncs it and renames it; returns its folder.
 
-    `weights` are the fp32 masters. Raises UserError when the disk is full or fails; earlier
-    checkpoints stay as they are.
+    `weights` are the fp32 masters. Where the step has one, of a run that was told to end before the step's exam, only
+    its state is renewed. Raises UserError when the disk is full or fails; earlier checkpoints stay as they are.
     """
     final = checkpoint_dir(run_dir, state.step)
-    final.parent.mkdir(exist_ok=True)
+    if final.is_dir():
+        publish(final / STATE_NAME, state_json(state))
+        return final
     needed = size_bytes(weights) + size_bytes(optimizer) + SPARE_BYTES
     folder = temporary_path(final)
     try:
+        final.parent.mkdir(exist_ok=True)
         require_space(final, needed)
         folder.mkdir()
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS_NAME)
         torch.save(dict(optimizer), folder / OPTIMIZER_NAME)
-        (folder / STATE_NAME).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+        (folder / STATE_NAME).write_bytes(state_json(state))
         for path in (*folder.iterdir(), folder):
             fsync(path)
         os.rename(folder, final)
@@ -93,6 +97,10 @@ def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimiz
         shutil.rmtree(folder, ignore_errors=True)
         raise explained(error, final, needed) from error
     return final
+
+
+def state_json(state: LoopState) -> bytes:
+    return (json.dumps(asdict(state), indent=1) + "\n").encode()
 
 
 def explained(error: Exception, final: Path, needed: int) -> Exception:
@@ -171,7 +179,8 @@ def remove(folder: Path) -> None:
 def remove_temporaries(run_dir: Path) -> list[Path]:
     """Removes what killed trainers left in RUN; whoever calls this holds the lock of the run."""
     removed = []
-    for folder in (run_dir, run_dir / CHECKPOINTS_NAME):
+    own = [checkpoint_dir(run_dir, step) for step in list_steps(run_dir)]
+    for folder in (run_dir, run_dir / CHECKPOINTS_NAME, *own):
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if TEMPORARY_NAME.fullmatch(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -8,6 +8,7 @@ from typing import Any
 from .. import UserError
 from ..settings import require, section, setting
 from .kinds import CAUSAL_CHOICES, named_layers
+from .rank import named_devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +59,17 @@ class RowsConfig:
         None, "tokens of a row (T), a multiple of 128; default: 16384 on CUDA, the longest sample or 512 on CPU"
     )
     anchors: int | None = setting(None, "anchors of a row (A); default: one for every eight tokens of the row")
-    rows_per_step: int = setting(1, "rows of one optimizer update, over all ranks")
+    rows_per_step: int | None = setting(
+        None, "rows of one optimizer update, over all ranks; default: one for each rank that starts the run"
+    )
     shuffle_segments: int = setting(32, "segments whose samples are mixed while packing, count")
 
     def __post_init__(self) -> None:
         t = self.row_tokens
         require(t is None or (t >= 128 and t % 128 == 0), "rows.row_tokens", t, "a multiple of 128")
         require(self.anchors is None or self.anchors >= 1, "rows.anchors", self.anchors, "at least 1 anchor")
-        require(self.rows_per_step >= 1, "rows.rows_per_step", self.rows_per_step, "at least 1 row")
+        rows = self.rows_per_step
+        require(rows is None or rows >= 1, "rows.rows_per_step", rows, "at least 1 row")
         require(self.shuffle_segments >= 1, "rows.shuffle_segments", self.shuffle_segments, "at least 1 segment")
 
 
@@ -179,17 +183,28 @@ class OptimConfig:
         require_read(self, "optim", OPTIM_READ_WITH)
 
 
+SINK_NAMES = ("tensorboard", "wandb", "trackio")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """From a store to a drafter."""
 
     store: str = setting("./store", "folder of the store", flag="--store")
     out: str = setting("./runs/drafter", "folder of the run (RUN)", flag="--out")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N", flag="--device")
+    devices: str = setting(
+        "auto",
+        "like 6,7, 0-3, cuda:0 or cpu, one trainer for each; auto: of eight GPUs those behind the first six, of fewer "
+        "all, no more than rows.rows_per_step",
+        flag="--devices",
+    )
     epochs: float = setting(6.0, "passes over the store", flag="--epochs")
     steps: int | None = setting(None, "optimizer updates; overrides --epochs", flag="--steps")
     seed: int = setting(0, "seed of the weights, the row order and the anchors", flag="--seed")
     partial: bool = setting(False, "train on what a running extraction has committed so far", flag="--partial")
+    noise: float = setting(
+        0.0, "uniform noise on the taps of training rows, from -noise to noise, in the states' own units; 0: none"
+    )
     dtype: str = setting(
         "auto", "number format of the forward: auto (bfloat16 on CUDA, float32 on CPU), float32, bfloat16"
     )
@@ -208,6 +223,9 @@ class TrainConfig:
     )
     loader_slots: int = setting(3, "rows the loader may be ahead, count")
     loader_threads: int = setting(1, "threads that read the store inside the loader, 1 to 4")
+    sinks: tuple[str, ...] = setting(
+        (), "where the numbers of metrics.jsonl go as well: any of tensorboard, wandb, trackio; each needs its package"
+    )
     uncached: bool = setting(False, "read past the page cache, for a store that is larger than memory")
     stall_s: float = setting(600.0, "longest wait for the loader or a step (the first compiles on CUDA), seconds")
     drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")
@@ -216,6 +234,7 @@ class TrainConfig:
     optim: OptimConfig = section(OptimConfig, "optimizer and schedule")
 
     def __post_init__(self) -> None:
+        named_devices("cpu" if self.devices == "auto" else self.devices)  # raises for text that names none
         require(0 < self.epochs <= 1e6, "epochs", self.epochs, "more than 0, at most a million")
         require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit number")
@@ -230,6 +249,10 @@ class TrainConfig:
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
+        require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more, finite")
+        require(len(set(self.sinks)) == len(self.sinks), "sinks", self.sinks, "each sink once")
+        for sink in self.sinks:
+            require(sink in SINK_NAMES, "sinks", sink, " or ".join(SINK_NAMES))
         for name in ("cuda_graph", "checkpointing"):
             value = getattr(self, name)
             require(value in ("auto", "on", "off"), name, value, "auto, on or off")

@@ -1,6 +1,6 @@
 """Which device a run uses, its copies from shared memory, and the rule that nothing is compiled twice on CUDA."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,13 +18,13 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if name != "cpu" and not (kind == "cuda" and (number.isdecimal() or name == "cuda")):
-        raise UserError(f"device = {name!r}", "auto, cpu, cuda or cuda:N", "change --device")
+        raise UserError(f"device = {name!r}", "auto, cpu, cuda or cuda:N", "name another device")
     index = int(number or 0)
     if kind == "cuda" and index >= torch.cuda.device_count():
         raise UserError(
             f"device = {name!r}, and torch sees {torch.cuda.device_count()} CUDA devices",
             "a device of this machine",
-            "change --device; `dflash doctor` says what is there",
+            "name another device; `dflash doctor` says what is there",
         )
     return torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
 
@@ -62,12 +62,3 @@ def pinned(memory: np.ndarray, device: torch.device) -> Iterator[None]:
     finally:
         torch.cuda.synchronize(device)
         torch.cuda.check_error(cudart.cudaHostUnregister(memory.ctypes.data))
-
-
-def copy_mark(device: torch.device) -> Callable[[], None]:
-    """A function that waits for what was sent to the device up to now; nothing to wait for on a CPU."""
-    if device.type != "cuda":
-        return lambda: None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize

@@ -25,7 +25,7 @@ SHOWN_DIFFERENCES = 3
 HARMLESS = (
     "store",  # the path; the store's identity counts
     "out",
-    "device",  # the run keeps its number format and its row size
+    "devices",  # the run keeps its number format, its row size and the rows of its steps
     "partial",  # the run keeps its snapshot of segments
     "eval_every",
     "checkpoint_every",
@@ -34,6 +34,7 @@ HARMLESS = (
     "loader_slots",
     "loader_threads",
     "uncached",
+    "sinks",
     "stall_s",
     "cuda_graph",  # the same kernels in the same order
     # Memory; the last bits of a sum may change. A run keeps the values that it was started with until others are given.
@@ -69,6 +70,7 @@ class RunFacts:
     config_digest: str
     chunk_blocks: int = CHUNK_BLOCKS  # as given or chosen; these are the values of runs that do not say
     is_checkpointed: bool = False
+    noise: float = 0.0  # half the width of the noise on the taps of training rows
 
     @property
     def target(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class RunFacts:
         flat |= {
             name: getattr(self, name) for name in ("segments", "snapshot", "num_train", "num_held_out", "steps", "seed")
         }
-        flat |= {"dtype": self.dtype, "eval_samples": self.eval_samples}
+        flat |= {"dtype": self.dtype, "eval_samples": self.eval_samples, "noise": self.noise}
         flat |= {f"drafter.{name}": value for name, value in self.spec.as_dict().items()}
         flat["drafter.attention"] = describe(self.spec.attention)
         flat |= {f"loss.{name}": value for name, value in self.loss.items()}

@@ -4,6 +4,7 @@
 the process dies with its trainer, so a kill leaves nothing behind. Numpy only; neither end imports torch here.
 """
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,17 @@ from .. import UserError
 from ..store.reader import StoreReader
 from ..store.ring import Ring, RingHandle
 from ..watch import BEAT_S, Channel, Child, Job, Stalled
-from .order import ALL, TRAIN_SPLIT, Place, RowCounts, RowOrder, fill_row, samples_of
+from .order import (
+    ALL,
+    TRAIN_SPLIT,
+    Place,
+    RowCounts,
+    RowOrder,
+    fill_row,
+    num_rows_of_rank,
+    samples_of,
+    share_of_rank,
+)
 from .slot import RowArrays, RowSlot
 
 NAME = "loader"
@@ -39,18 +50,45 @@ class LoaderPlan:
     seed: int
     shuffle_segments: int
     start: Place
-    num_rows: int  # after these the process ends
+    num_rows: int  # of all ranks; after its share of these the process ends
+    rows_per_step: int = 1
+    rank: int = 0
+    num_ranks: int = 1
     threads: int = 1  # that read inside the process
     uncached: bool = False  # read past the page cache
 
+    @property
+    def num_own_rows(self) -> int:
+        """Rows of this rank: its share of every step."""
+        own = num_rows_of_rank(self.rows_per_step, self.rank, self.num_ranks)
+        return self.num_rows // self.rows_per_step * own
 
-@dataclass(frozen=True, slots=True)
-class LoadedRow:
-    """A row in the ring; `arrays` are views that the loader overwrites once the row was given back."""
+    @property
+    def name(self) -> str:
+        """How the process is called."""
+        return NAME if self.num_ranks == 1 else f"{NAME} {self.rank}"
+
+
+class Told(NamedTuple):
+    """What the process says of a row that lies in a slot; see `LoadedRow`."""
 
     number: int
     place: Place
     counts: RowCounts
+    after: Place
+    sample_ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRow:
+    """A row in the ring, until it is given back: `memory` is its slot [size_bytes] u8, `arrays` are views into it."""
+
+    number: int  # of the slot
+    place: Place
+    counts: RowCounts
+    after: Place  # the first row of the next step
+    sample_ids: np.ndarray  # of the store, in the row's order
+    memory: np.ndarray
     arrays: RowArrays
 
 
@@ -65,11 +103,13 @@ def load_rows(channel: Channel, plan: LoaderPlan, handle: RingHandle) -> None:
     order = RowOrder.of(reader, samples, plan.slot.shape, seed=plan.seed, shuffle_segments=plan.shuffle_segments)
     ring = Ring.open(handle)
     free: list[Any] = list(range(handle.slots))
-    for place, row in islice(order.since(plan.start), plan.num_rows):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a system that ends a whole job tells us, too; our trainer ends us
+    share = share_of_rank(order, plan.start, plan.rows_per_step, plan.rank, plan.num_ranks)
+    for place, row, after in islice(share, plan.num_own_rows):
         number = free.pop(0) if free else channel.receive(IDLE_LIMIT_S)
         assert isinstance(number, int)
         counts = fill_row(reader, row, plan.taps, place, order, plan.slot.view(ring.slot(number)))
-        channel.tell((number, place, counts))
+        channel.tell(Told(number, place, counts, after, reader.samples.sample_id[row]))
 
 
 def require_snapshot(reader: StoreReader, plan: LoaderPlan) -> None:
@@ -91,18 +131,19 @@ class Loader:
     """The trainer's end: starts the process, waits for its rows, gives slots back, stops it.
 
     `row` raises what the process raised, ChildDied where it died, and Stalled where no row came within
-    `stall_s` seconds; `beat` is called about once a second while it waits. `wait_s` sums its waiting.
+    `stall_s` seconds; `beat` is called about once a second while it waits. `wait_s` sums its waiting, `num_ready`
+    counts the rows that lay ready when one was last asked for.
     """
 
     def __init__(self, plan: LoaderPlan, *, slots: int, stall_s: float, beat: Callable[[], None]) -> None:
         self.plan, self.num_slots, self.stall_s, self.beat = plan, slots, stall_s, beat
-        self.ready: deque[tuple[int, Place, RowCounts]] = deque()
-        self.wait_s = 0.0
+        self.ready: deque[Told] = deque()
+        self.wait_s, self.num_ready = 0.0, 0
         self.next = plan.start
 
     def __enter__(self) -> "Loader":
         self.ring = Ring.create(self.plan.slot.size_bytes, self.num_slots)
-        self.child = Child(Job(NAME, load_rows, (self.plan, self.ring.handle())))
+        self.child = Child(Job(self.plan.name, load_rows, (self.plan, self.ring.handle())))
         return self
 
     def __exit__(
@@ -121,21 +162,38 @@ class Loader:
     @contextmanager
     def row(self) -> Iterator[LoadedRow]:
         """The next row of the run; its slot goes back to the loader at the end of the block."""
-        started = time.monotonic()
-        number, place, counts = self.wait_for_row(started + self.stall_s)
-        self.wait_s += time.monotonic() - started
-        yield LoadedRow(number, place, counts, self.plan.slot.view(self.ring.slot(number)))
-        self.next = Place(place.epoch, place.row + 1)
-        if not self.child.has_ended:
-            self.child.tell(number)
+        row = self.take()
+        yield row
+        self.give_back(row)
 
-    def wait_for_row(self, limit: float) -> tuple[int, Place, RowCounts]:
+    def take(self) -> LoadedRow:
+        """The next row of the run, for whoever gives it back later; at most `num_slots` are out at a time."""
+        started = time.monotonic()
+        self.look()
+        self.num_ready = len(self.ready)
+        told = self.wait_for_row(started + self.stall_s)
+        self.wait_s += time.monotonic() - started
+        self.next = Place(told.place.epoch, told.place.row + self.plan.num_ranks)
+        memory = self.ring.slot(told.number)
+        return LoadedRow(*told, memory, self.plan.slot.view(memory))
+
+    def give_back(self, row: LoadedRow) -> None:
+        """The loader may write the row's slot again."""
+        if not self.child.has_ended:
+            self.child.tell(row.number)
+
+    def look(self) -> None:
+        """Takes note of the rows that were told meanwhile, without waiting."""
+        if not self.child.has_ended:
+            self.child.listen(self.note, 0.0)
+
+    def wait_for_row(self, limit: float) -> Told:
         """The oldest row that was told and not taken."""
         while not self.ready:
-            assert not self.child.has_ended, f"more than the {self.plan.num_rows} rows of the plan are asked for"
+            assert not self.child.has_ended, f"more than the {self.plan.num_own_rows} rows of the plan are asked for"
             if time.monotonic() > limit:
                 self.child.dump_stacks()
-                raise Stalled("the trainer", f"{describe(self.next)} from the {NAME}", self.stall_s)
+                raise Stalled("the trainer", f"{describe(self.next)} from the {self.plan.name}", self.stall_s)
             self.beat()
             self.child.listen(self.note, min(BEAT_S, max(0.0, limit - time.monotonic())))
         return self.ready.popleft()

@@ -1,80 +1,72 @@
 """The trainer: one process, one device, one Python thread; the loop of updates, exams and checkpoints.
 
-Knows how the pieces follow each other and nothing of how they work. It writes everything below RUN.
+Knows how the pieces follow each other and nothing of how they work. Rank 0 writes everything below RUN. All ranks come
+to the same decisions from the same numbers, so that none waits for a call that another does not make.
 """
 
 import json
+import signal
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .. import UserError
-from ..store.files import FolderLock, publish
+from ..store.files import publish
 from ..store.frozen import read_frozen
-from ..threads import cpu_threads
 from ..watch import Channel
 from . import checkpoint
 from .batch import RowBatch
 from .checkpoint import LoopState
-from .config import TrainConfig
-from .device import card_bytes, compiled_once, copy_mark, pick_device, pinned
+from .checkpoint_writer import CheckpointWriter
+from .device import compiled_once, pinned
 from .drafter import Drafter
 from .exam import examine
+from .guards import LossSpikes, Suspect, blamed, suspects
 from .loader import Loader, LoaderPlan
 from .memory_choice import memory_table
-from .metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile
-from .optim import MasterOptimizer
-from .order import Place, RowCounts
+from .metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, MetricsFile, read_metrics
+from .noise import TapNoise
+from .optim import MasterOptimizer, Unsound
+from .order import Place, RowCounts, num_rows_of_rank
 from .outcome import REPORT_NAME, outcome_of
 from .pending import PendingUpdate
 from .plots import plot_run
+from .rank import Rank
+from .ranks import Ranks
 from .replay import choose_graph
-from .run import Run, check_run, interval, make_folder, require_unchanged, write_run
+from .run import Run, interval
 from .slot import RowSlot
+from .speed import measured_peak, speed_numbers
+from .staging import Staged, StagedRow
 from .step import TrainStep
 from .warm_start import WarmStart, load_start
 
-LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory and of RUN
 
-
-def run_trainer(channel: Channel, config: TrainConfig) -> None:
-    """The trainer process: starts, resumes or finds finished the run that `config` names."""
-    device = pick_device(config.device)
-    run = check_run(config, lambda: device.type, card_bytes(device))
-    torch.set_num_threads(config.cpu_threads or cpu_threads(run.facts.spec.hidden_size))
-    make_folder(run.run_dir)
-    with FolderLock(run.run_dir, wait_s=LOCK_WAIT_S):
-        require_unchanged(run)
-        if (run.run_dir / REPORT_NAME).exists():
-            require_last_checkpoint(run)
-            channel.tell(("finished", {}))
-            return
-        checkpoint.remove_temporaries(run.run_dir)
-        write_run(run)
-        Trainer(run, device, channel).train()
-
-
-def require_last_checkpoint(run: Run) -> None:
-    """Raises UserError where a run says that it is finished but has lost what it trained."""
-    steps = checkpoint.list_steps(run.run_dir)
-    if run.facts.steps not in steps:
-        there = f"steps {', '.join(map(str, steps))}" if steps else "none"
-        raise UserError(
-            f"{str(run.run_dir)!r} has {REPORT_NAME}, but its last checkpoint is gone (step {run.facts.steps})",
-            f"the checkpoints that it was finished with; there are: {there}",
-            f"bring them back, or remove {str(run.run_dir / REPORT_NAME)!r} to train the missing steps again",
-        )
+@contextmanager
+def told_to_end() -> Iterator[Callable[[], bool]]:
+    """A function that says whether SIGTERM came; while the block runs that ends nothing by itself."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
+    try:
+        yield lambda: bool(signals)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Trainer:
     """The state of a run in memory: weights, optimizer, buffers, and where the loop stands."""
 
-    def __init__(self, run: Run, device: torch.device, channel: Channel) -> None:
+    def __init__(self, run: Run, device: torch.device, channel: Channel, ranks: Ranks | None = None) -> None:
         self.run, self.facts, self.config = run, run.facts, run.config
         self.device, self.channel = device, channel
+        self.ranks = ranks or Ranks(Rank(device=str(device)), device, channel)
         facts, dtype = self.facts, getattr(torch, self.facts.dtype)
+        self.peak_flops = measured_peak(device, dtype)  # before anything else is on the device
         frozen = read_frozen(Path(self.config.store))
         drafter = Drafter(facts.spec, is_checkpointed=facts.is_checkpointed)
         if facts.init is None:
@@ -95,54 +87,91 @@ class Trainer:
         )
         self.optimizer = MasterOptimizer(self.drafter.named_parameters(), self.config.optim, facts.steps)
         self.batch = RowBatch(facts.spec, facts.shape, device, dtype, has_last=self.config.loss.needs_last)
+        self.num_own_rows = num_rows_of_rank(facts.rows_per_step, self.ranks.number, self.ranks.count)
+        self.running_losses = torch.zeros(self.num_own_rows, dtype=torch.float64, device=device)
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
         self.state = LoopState(step=0, epoch=0, row=0)
+        self.saved_step: int | None = None
+        self.is_ending = False  # every rank knows at the same step
         self.pending: PendingUpdate | None = None
 
     def train(self) -> None:
-        """Runs the loop to its end, from the newest checkpoint or from the start."""
+        """Runs the loop to its end, from the newest checkpoint or from the start; SIGTERM ends it with a checkpoint."""
         is_resumed = self.resume()
         if not is_resumed and self.facts.init is not None:
             self.warm_start(WarmStart(**self.facts.init))
-        start = {"step": self.state.step, "steps": self.facts.steps, "is_resumed": is_resumed}
-        notes = [self.run.mask_note()] + ([self.graph_note] if self.graph_note else [])
-        if self.run.choice is not None:
-            notes.append(memory_table(self.run.choice))
-        self.channel.tell(("start", start | {"notes": notes}))
+        self.greet(is_resumed)
         with (
-            MetricsFile(self.run.run_dir / METRICS_NAME, self.state.step if is_resumed else -1) as self.metrics,
+            told_to_end() as self.is_told_to_end,
+            CheckpointWriter(
+                self.run.run_dir, keep=self.config.keep, stall_s=self.config.stall_s, beat=self.channel.beat
+            ) as self.writer,
+            self.open_metrics(is_resumed) as self.metrics,
             self.open_loader() as self.loader,
             pinned(self.loader.memory, self.device),
             compiled_once(self.device),
         ):
-            if not is_resumed:
-                self.examine()
-            while self.state.step < self.facts.steps:
+            noise = TapNoise(self.facts.noise, self.facts.seed, self.device) if self.facts.noise else None
+            self.rows = Staged(self.loader, self.device, noise=noise)
+            if self.examine_if_due() and is_resumed:  # the run was told to end before this exam
+                self.save()
+            while self.state.step < self.facts.steps and not self.is_ending:
                 self.update()
-                if self.is_due(self.eval_every):
-                    self.examine()
+                self.examine_if_due()
                 if self.is_due(self.checkpoint_every) or self.state.best_step == self.state.step:
                     self.save()
-            if self.state.step not in checkpoint.list_steps(self.run.run_dir):
+            if self.saved_step != self.state.step:
                 self.save()
-        self.finish()
+            self.writer.wait()
+        if self.is_ending:
+            self.tell("stopped", step=self.state.step)
+        elif self.ranks.is_first:
+            self.finish()
+
+    def greet(self, is_resumed: bool) -> None:
+        """Says where the run starts and what was chosen for it."""
+        notes = [self.run.mask_note()] + ([self.graph_note] if self.graph_note else [])
+        if self.ranks.count > 1:
+            notes.append(f"{self.ranks.count} ranks, {self.facts.rows_per_step} rows a step")
+        if self.run.choice is not None:
+            notes.append(memory_table(self.run.choice))
+        self.tell("start", step=self.state.step, steps=self.facts.steps, is_resumed=is_resumed, notes=notes)
+
+    def tell(self, kind: str, **numbers: Any) -> None:
+        """To the launcher; rank 0 speaks for all."""
+        if self.ranks.is_first:
+            self.channel.tell((kind, numbers))
+
+    @contextmanager
+    def open_metrics(self, is_resumed: bool) -> Iterator[MetricsFile | None]:
+        """The file of numbers, which rank 0 writes; what lies behind the step that the run goes on from goes."""
+        self.spikes = LossSpikes()
+        if not self.ranks.is_first:
+            yield None
+            return
+        path = self.run.run_dir / METRICS_NAME
+        with MetricsFile(path, self.state.step if is_resumed else -1) as file:
+            self.spikes = LossSpikes(line["loss"] for line in read_metrics(path, TRAIN))
+            yield file
 
     def is_due(self, every: int) -> bool:
         """Every so many updates, and after the last one."""
         return self.state.step % every == 0 or self.state.step == self.facts.steps
 
     def resume(self) -> bool:
-        """Goes back to the newest checkpoint; False where there is none."""
-        steps = checkpoint.list_steps(self.run.run_dir)
-        if not steps:
+        """Goes back to the newest checkpoint that rank 0 sees; False where there is none."""
+        steps = checkpoint.list_steps(self.run.run_dir) if self.ranks.is_first else []
+        newest = self.ranks.gather(steps[-1:], "the newest checkpoint")[0]
+        if not newest:
             return False
-        loaded = checkpoint.load(self.run.run_dir, steps[-1])
+        loaded = checkpoint.load(self.run.run_dir, newest[0])
         with torch.no_grad():
             for name, parameter in self.drafter.named_parameters():
                 parameter.copy_(loaded.weights[name])
         self.optimizer.load_state_dict({**loaded.optimizer, "masters": loaded.weights})
-        self.state = loaded.state
+        self.state, self.saved_step = loaded.state, loaded.state.step
+        self.ranks.require_equal(self.optimizer.checksum(), f"weights and moments as read, step {newest[0]}")
         return True
 
     @torch.no_grad()
@@ -173,6 +202,9 @@ class Trainer:
             shuffle_segments=facts.shuffle_segments,
             start=Place(self.state.epoch, self.state.row),
             num_rows=(facts.steps - self.state.step) * facts.rows_per_step,
+            rows_per_step=facts.rows_per_step,
+            rank=self.ranks.number,
+            num_ranks=self.ranks.count,
             threads=self.config.loader_threads,
             uncached=self.config.uncached,
         )
@@ -181,69 +213,132 @@ class Trainer:
     def update(self) -> None:
         """One optimizer update on the next rows of the run."""
         started, waited_s = time.monotonic(), self.loader.wait_s
+        self.writer.check()
         self.step.reset()
-        counts: list[RowCounts] = []
-        for _ in range(self.facts.rows_per_step):
-            self.channel.beat()
-            with self.loader.row() as row:
-                self.batch.load(row.arrays)
-                wait_for_copy = copy_mark(self.device)
-                self.step.accumulate(self.batch)
-                wait_for_copy()  # the loader may write the slot again
-            counts.append(row.counts)
-        update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
-        epoch, next_row = self.loader.next
-        self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
+        rows = [self.add_row(number) for number in range(self.num_own_rows)]
         self.report()
-        known = self.throughput(counts, time.monotonic() - started, self.loader.wait_s - waited_s)
-        self.pending = PendingUpdate.of(self.state.step, update, self.step.sums, known)
+        met = time.monotonic()
+        counts = self.count_rows(rows)
+        self.ranks.start_sum(self.step.gradient_sum, self.step.sums.values)
+        self.ranks.finish_sum()
+        reduce_s = time.monotonic() - met
+        named = [Suspect(row.place, tuple(row.sample_ids.tolist())) for row in rows]
+        try:
+            update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
+        except Unsound as error:
+            raise self.blamed(error, named, self.running_losses) from error
+        self.rows.stage(self.batch)
+        epoch, next_row = rows[0].after
+        self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
+        step_s = time.monotonic() - started
+        known = self.throughput(counts, step_s, self.loader.wait_s - waited_s)
+        known |= speed_numbers(rows, counts.num_tokens, step_s, self.device, self.peak_flops)
+        if self.ranks.count > 1:
+            known["reduce_s"] = reduce_s
+        self.pending = PendingUpdate.of(
+            self.state.step, update, self.step.sums, known, named, self.running_losses.clone()
+        )
+
+    def add_row(self, number: int) -> StagedRow:
+        """Adds this rank's next row to the sums of the step; it is its row `number` there."""
+        self.channel.beat()
+        row = self.rows.load(self.batch)
+        self.step.accumulate(self.batch)
+        self.running_losses[number].copy_(self.step.sums.values[0])
+        if number + 1 < self.num_own_rows:  # the row behind the last one is staged once the update is under way
+            self.rows.stage(self.batch)
+        return row
+
+    def count_rows(self, rows: Sequence[StagedRow]) -> RowCounts:
+        """What the step's rows hold, over all ranks; here they also learn whether one of them was told to end."""
+        own = [float(sum(counts)) for counts in zip(*(row.counts for row in rows))]
+        *totals, num_told = self.ranks.add_up([*own, float(self.is_told_to_end())], "the other ranks' rows")
+        self.is_ending = num_told > 0
+        return RowCounts(*map(int, totals))
+
+    def blamed(self, error: Unsound, rows: Sequence[Suspect], running_losses: torch.Tensor) -> UserError:
+        """The error with the rows that it comes from; all ranks have found it in the same numbers."""
+        own = suspects(rows, running_losses.tolist())
+        return blamed(error, self.ranks.gather(own, "the rows of a step that went wrong"))
 
     def report(self) -> None:
         """Writes and tells the numbers of the update before, if they are not yet told.
 
-        Raises UserError where that update spoilt the weights.
+        Raises UserError, naming rows and samples, where that update spoilt the weights.
         """
         pending, self.pending = self.pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             numbers = pending.numbers(self.step.sums)
-            self.metrics.write(TRAIN, pending.step, **numbers)
-            self.channel.tell(("train", {"step": pending.step, **numbers}))
+        except Unsound as error:
+            assert pending.running_losses is not None
+            raise self.blamed(error, pending.rows, pending.running_losses) from error
+        if self.ranks.count > 1:
+            numbers["reduce_s"] += self.ranks.device_sum_s()
+        self.write(TRAIN, pending.step, numbers)
+        limit = self.spikes.note(numbers["loss"])
+        if limit is not None:
+            self.tell("spike", step=pending.step, loss=numbers["loss"], limit=limit, count=self.spikes.count)
 
-    def throughput(self, counts: list[RowCounts], step_s: float, wait_s: float) -> dict[str, float]:
-        """What the rows of an update held, and how fast they went."""
-        shape, num_rows = self.facts.shape, len(counts)
-        num_tokens = sum(row.num_tokens for row in counts)
+    def write(self, kind: str, step: int, numbers: dict[str, Any]) -> None:
+        """A line of metrics.jsonl, and the same to the launcher."""
+        if self.metrics is not None:
+            self.metrics.write(kind, step, **numbers)
+        self.tell(kind, step=step, **numbers)
+
+    def throughput(self, counts: RowCounts, step_s: float, wait_s: float) -> dict[str, float]:
+        """What the rows of an update held, those of all ranks, and how fast they went."""
+        shape, num_rows = self.facts.shape, self.facts.rows_per_step
         return {
             "epoch": self.state.step * num_rows / self.facts.rows_per_epoch,
-            "num_samples": sum(row.num_samples for row in counts),
-            "num_tokens": num_tokens,
-            "num_blocks": sum(row.num_anchors for row in counts),
-            "fill": num_tokens / (num_rows * shape.row_tokens),
+            "num_samples": counts.num_samples,
+            "num_tokens": counts.num_tokens,
+            "num_blocks": counts.num_anchors,
+            "fill": counts.num_tokens / (num_rows * shape.row_tokens),
             "step_s": step_s,
             "wait_s": wait_s,
             "rate_block_tok_s": num_rows * shape.anchors * shape.block_size / step_s,
         }
 
-    def examine(self) -> None:
-        """The exam of the present weights; the best so far is remembered with its step."""
+    def examine_if_due(self) -> bool:
+        """Holds the exam of this step where it is due and was not held; whether it was."""
+        if self.is_ending or not self.is_due(self.eval_every) or self.state.exam_step == self.state.step:
+            return False
+        return self.examine()
+
+    def examine(self) -> bool:
+        """The exam of the present weights; the best so far is remembered. False where it was broken off."""
         self.report()
-        numbers = examine(self.run, self.step, self.channel.beat)
+        found = examine(self.run, self.step, self.ranks, self.is_told_to_end)
+        if found is None:
+            self.is_ending = True
+            return False
+        numbers, by_origin = found
         step, value = self.state.step, numbers["acceptance_length"]
-        self.state = replace(self.state, acceptance_length=value)
+        self.state = replace(self.state, acceptance_length=value, exam_step=step)
         best = self.state.best_acceptance_length
         is_trained = step > 0 or self.facts.steps == 0
         if value is not None and is_trained and (best is None or value >= best):
             self.state = replace(self.state, best_step=step, best_acceptance_length=value)
-        self.metrics.write(EXAM, step, **numbers)
-        self.channel.tell(("exam", {"step": step, **numbers}))
+        self.write(EXAM, step, numbers)
+        for part in by_origin:
+            self.write(ORIGIN, step, part)
+        return True
 
     def save(self) -> None:
-        """A checkpoint of this step; the lines of metrics.jsonl are made durable before it."""
+        """Begins to write a checkpoint of this step; the lines of metrics.jsonl are made durable before it.
+
+        Raises UserError where the ranks no longer hold the same bits.
+        """
         self.report()
-        self.metrics.sync()
-        weights = dict(zip(self.optimizer.names, self.optimizer.masters))
-        checkpoint.save(self.run.run_dir, self.state, weights, {**self.optimizer.state_dict(), "masters": {}})
-        checkpoint.prune(self.run.run_dir, self.config.keep, self.state.best_step)
+        if self.ranks.count > 1:
+            self.ranks.require_equal(self.optimizer.checksum(), f"weights and moments after step {self.state.step}")
+        if self.metrics is not None:
+            self.metrics.sync()
+            weights = dict(zip(self.optimizer.names, self.optimizer.masters))
+            self.writer.write(self.state, weights, {**self.optimizer.state_dict(), "masters": {}})
+        self.saved_step = self.state.step
 
     def finish(self) -> None:
         """Says in RUN how the run ended; from then on it is finished."""

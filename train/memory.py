@@ -23,7 +23,7 @@ from .row_memory import (
     num_weights,
     row_buffers,
 )
-from .slot import RowShape, equal_chunk
+from .slot import RowShape, RowSlot, equal_chunk
 from .spec import DrafterSpec
 
 # Estimates, to be fitted to tests/bench/step.py --part memory.
@@ -86,7 +86,7 @@ class Plan:
         return self.held_bytes + max(moment.size_bytes for moment in self.moments if moment.name != "exam")
 
 
-def held_parts(sizes: RowSizes, *, optimizer: str, has_last: bool, head_is_tied: bool) -> tuple[Part, ...]:
+def held_parts(sizes: RowSizes, *, optimizer: str, has_last: bool, head_is_tied: bool, codec: str) -> tuple[Part, ...]:
     """What lives from the first update to the last.
 
     Gradients are one flat fp32 sum; an fp32 weight is its own master. AdamW has two fp32 moments of every weight, Muon
@@ -103,8 +103,18 @@ def held_parts(sizes: RowSizes, *, optimizer: str, has_last: bool, head_is_tied:
         Part("optimizer state, float32", state * WIDE, "drafter, optim.name"),
         Part("target's embedding and head", tables + WIDE * spec.hidden_size, "target"),
         Part("row buffers", row_buffers(sizes, has_last), "rows.row_tokens, taps, rows.anchors"),
+        Part("the next row, staged", staged_bytes(sizes, has_last, codec), "rows.row_tokens, taps, codec"),
         Part("libraries' workspaces", WORKSPACE_BYTES, "nothing"),
     )
+
+
+def staged_bytes(sizes: RowSizes, has_last: bool, codec: str) -> int:
+    """A row as the loader's slot holds it."""
+    spec = sizes.spec
+    slot = RowSlot(
+        shape=sizes.shape, num_taps=spec.num_taps, hidden_size=spec.hidden_size, codec_name=codec, has_last=has_last
+    )
+    return slot.size_bytes
 
 
 def predict_peak(
@@ -131,7 +141,7 @@ def predict_peak(
     if has_graph:
         pool = Part("CUDA graph of a row", max(moment.size_bytes for moment in row), "as a row; cuda_graph")
         others = [Moment(moment.name, (*moment.parts, pool)) for moment in others]
-    held = held_parts(sizes, optimizer=optimizer, has_last=has_last, head_is_tied=head_is_tied)
+    held = held_parts(sizes, optimizer=optimizer, has_last=has_last, head_is_tied=head_is_tied, codec=codec)
     return Plan(held, (*row, *others))
 
 

@@ -15,11 +15,12 @@ from .. import UserError
 from ..store.files import publish, storage_error, write_all
 
 METRICS_NAME = "metrics.jsonl"
-TRAIN, EXAM = "train", "exam"
+TRAIN, EXAM, ORIGIN = "train", "exam", "exam of one origin"
 NUMBERED = re.compile(r"(?<=_)\d+$")  # names that come once for each slot or length
 
 DEFINITIONS = {
-    "kind": "'train': numbers of one optimizer update; 'exam': numbers of one walk over held-out answers",
+    "kind": "'train': numbers of one optimizer update; 'exam': numbers of one walk over held-out answers; 'exam of one "
+    "origin': the walk over those of one origin alone, where held-out samples have several",
     "step": "optimizer updates done when the line was written; an exam at step 0 is of the drafter that the run starts "
     "from: random weights, or those of `drafter.init`",
     "epoch": "passes over the training rows after this update: rows trained on over rows of the first pass",
@@ -29,6 +30,8 @@ DEFINITIONS = {
     "accuracy": "share of labelled slots (slot 0 and slots behind an answer's end have none) whose likeliest token is "
     "the label",
     "accuracy_slot_K": "the same for slot K alone, K = 1 ... block_size - 1",
+    "survival_slot_K": "share of the step's blocks whose first K drafts are all right, K = 1 ... block_size - 1; "
+    "drafts behind an answer's end do not count as right; the shares add up to accepted_drafts_teacher_forced",
     "accepted_drafts_teacher_forced": "leading right slots of a block, mean over the step's blocks; they start at "
     "anchors drawn from the training text, so it is rosier than decoding: compare it with itself only",
     "acceptance_length_teacher_forced": "accepted_drafts_teacher_forced + 1",
@@ -42,10 +45,29 @@ DEFINITIONS = {
     "fill": "num_tokens over all tokens of the step's rows, 0 to 1",
     "step_s": "wall time of the update: its rows, forward, backward and optimizer (exams and checkpoints not), seconds",
     "wait_s": "the part of step_s in which the trainer waited for the loader, seconds",
+    "reduce_s": "with several ranks: how long rank 0 waited for the others and the gradients were summed, seconds",
+    "rate_tok_s": "num_tokens over step_s",
     "rate_block_tok_s": "draft positions of the step's rows, slot 0 and spare slots counted, over step_s",
+    "rate_tflops": "operations of forward, loss and backward of rank 0's rows in the step, by the formulas of "
+    "`train/flops.py` (multiply and add are two, spare anchors counted, no recomputation), over step_s, in 10^12",
+    "mfu": "rate_tflops over what the device of rank 0 reached in a matrix product of 8192 x 8192 x 8192 in the run's "
+    "number format at the start of the process; on CUDA only",
+    "memory_peak_bytes": "CUDA: most bytes that torch had allocated on rank 0's device since the process began; CPU: "
+    "largest resident memory of rank 0's process",
+    "rows_ready": "rows that lay ready in the loader's ring when rank 0 asked for one, mean over its rows in the step; "
+    "0 throughout says that the loader is behind",
+    "origin": "who wrote the held-out answers, as their samples say: 'target greedy', 'target T=0.7' (sampled, at that "
+    "temperature), 'elsewhere'; several stand in one line. The walk equals decoding on this very target's greedy "
+    "answers; on others it measures agreement with their text",
     "acceptance_length": "tokens produced by one cycle, bonus token included, mean over held-out answers of each "
     "answer's mean over its cycles; null where there is nothing to measure",
     "acceptance_length_cycles": "the same, mean over all cycles of all held-out answers; null where there is none",
+    "held_out_accuracy": "accuracy on the held-out samples: drafts from every anchor that training could draw",
+    "held_out_accuracy_slot_K": "the same for slot K alone",
+    "held_out_survival_slot_K": "survival_slot_K over the same blocks",
+    "held_out_accepted_drafts_teacher_forced": "leading right slots of a block, mean over the same blocks",
+    "held_out_acceptance_length_teacher_forced": "held_out_accepted_drafts_teacher_forced + 1; rosier than the walk, "
+    "which starts its blocks where the draft before failed",
     "num_prompts": "held-out answers with at least one cycle, count",
     "num_cycles": "cycles of the exam, count",
     "num_cycles_gaining_K": "cycles of the exam that produced K tokens, K = 1 ... block_size, count",
@@ -63,11 +85,11 @@ class MetricsFile:
         publish(path, "".join(f"{line}\n" for line in kept).encode())
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    def write(self, kind: str, step: int, **numbers: float | int | None) -> None:
+    def write(self, kind: str, step: int, **numbers: float | int | str | None) -> None:
         """Adds one line; numbers must be named in DEFINITIONS and finite, None where there is none."""
         unknown = {NUMBERED.sub("K", name) for name in numbers} - set(DEFINITIONS)
         assert not unknown, f"numbers without a definition: {unknown}"
-        infinite = [name for name, value in numbers.items() if value is not None and not math.isfinite(value)]
+        infinite = [n for n, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)]
         assert not infinite, f"not finite at step {step}: {infinite}"
         line = json.dumps({"kind": kind, "step": step, **numbers}) + "\n"
         try:

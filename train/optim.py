@@ -5,6 +5,7 @@ step, so a resumed run needs no scheduler state.
 """
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,18 +50,23 @@ def lr_share(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.final_share + (1.0 - config.final_share) * height
 
 
-def require_sound(number: int, weight: float, norm: float) -> None:
-    """Raises UserError for an update without a label, or whose gradient is not finite."""
+class Unsound(UserError):
+    """An update that must not be kept."""
+
+
+def require_sound(number: int, weight: float, norm: float, loss: float = 0.0) -> None:
+    """Raises Unsound for an update without a label, or whose gradient or loss is not finite."""
     if not weight > 0:
-        raise UserError(
+        raise Unsound(
             f"update {number} has no label to learn from (weight {weight})",
             "at least one valid slot in the rows of a step",
             "raise rows.anchors or check the loss masks of the store",
         )
-    if not math.isfinite(norm):
-        raise UserError(
-            f"the gradient of update {number} has the norm {norm}",
-            "a finite gradient",
+    if not math.isfinite(norm) or not math.isfinite(loss):
+        raise Unsound(
+            f"the gradient of update {number} has the norm {norm}"
+            + ("" if math.isfinite(loss) else f", its loss is {loss}"),
+            "a finite gradient and a finite loss",
             "lower the learning rate (--lr), and check the store with `dflash verify`",
         )
 
@@ -144,6 +150,12 @@ class MasterOptimizer:
         if rounded:
             parameters, masters = ([pair[side] for pair in rounded] for side in (0, 1))
             torch._foreach_copy_(parameters, masters)  # pyright: ignore[reportPrivateImportUsage]
+
+    def checksum(self) -> str:
+        """Of the bits of masters and moments, 8 hex digits; waits for the device."""
+        moments = [t for o, _ in self.parts for state in o.state.values() for t in state.values() if t.dim()]
+        sums = [tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in (*self.masters, *moments)]
+        return f"{zlib.crc32(torch.stack(sums).cpu().numpy().tobytes()):08x}"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resume needs besides fp32 parameters themselves; tensors are not copied."""

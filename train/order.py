@@ -5,6 +5,7 @@ Pure functions of the store, the seed, the epoch and the row; numpy only, no pro
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,14 @@ class Place(NamedTuple):
 
     epoch: int
     row: int
+
+
+class StepRow(NamedTuple):
+    """A row of a step: where it stands in the run, its samples, and the first row of the step after it."""
+
+    place: Place
+    samples: np.ndarray  # reader numbers
+    after: Place
 
 
 class RowCounts(NamedTuple):
@@ -72,6 +81,25 @@ class RowOrder:
             for row in range(first, len(rows)):
                 yield Place(epoch, row), rows[row]
             epoch, first = epoch + 1, first - min(first, len(rows))
+
+
+def share_of_rank(order: RowOrder, start: Place, rows_per_step: int, rank: int, num_ranks: int) -> Iterator[StepRow]:
+    """Every `num_ranks`-th row of each step, from row `rank` of it on; `start` is the first row of a step.
+
+    Together the ranks have each row once, so a run does not depend on how many there are.
+    """
+    rows = order.since(start)
+    while True:
+        step = list(islice(rows, rows_per_step))
+        last = step[-1][0]
+        after = Place(last.epoch, last.row + 1)
+        for place, samples in step[rank::num_ranks]:
+            yield StepRow(place, samples, after)
+
+
+def num_rows_of_rank(rows_per_step: int, rank: int, num_ranks: int) -> int:
+    """Rows of a step that fall to a rank; they differ by one where the ranks do not divide a step."""
+    return len(range(rank, rows_per_step, num_ranks))
 
 
 def fill_row(

@@ -15,6 +15,8 @@ from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 
 REPORT_NAME = "report.json"
 NOTHING = "nothing to measure: the store holds no held-out answer with a cycle"
+GREEDY = "target greedy"  # the origin of answers on which the walk equals decoding
+NOT_EXACT = "           not all of them are greedy answers of this target: agreement with text, not decoding"
 
 
 def outcome_of(
@@ -29,6 +31,7 @@ def outcome_of(
         "epochs": facts.steps * facts.rows_per_step / facts.rows_per_epoch,
         "loss": losses[-1] if losses else None,
         "num_prompts": exams[-1]["num_prompts"],
+        "origin": exams[-1]["origin"],
         "acceptance_length_untrained": exams[0]["acceptance_length"],
         "acceptance_length": exams[-1]["acceptance_length"],
         "best_acceptance_length": best_acceptance_length,
@@ -61,8 +64,11 @@ class TrainReport:
                 f"acceptance length {outcome['acceptance_length']:.3f} at the end, "
                 f"{outcome['acceptance_length_untrained']:.3f} before training, "
                 f"best {outcome['best_acceptance_length']:.3f} at step {outcome['best_step']} "
-                f"(walk over held-out answers, bonus token included, mean over {outcome['num_prompts']} answers)"
+                f"(walk over held-out answers, bonus token included, mean over {outcome['num_prompts']} answers; "
+                f"origin: {outcome.get('origin')})"
             )
+            if outcome.get("origin") != GREEDY:
+                lines.append(NOT_EXACT)
         lines += [f"plot       {path}" for path in sorted(self.run_dir.glob("*.png"))]
         lines += [
             f"next: dflash evaluate {run} --offline",

@@ -148,25 +148,24 @@ def choose_anchors(
 
 
 def deal(counts: np.ndarray, anchors: int, unit: int, rng: np.random.Generator) -> np.ndarray:
-    """Slots of each sample; at most `anchors` in all, in proportion to `counts`."""
+    """Slots of each sample; at most `anchors` in all, on average in proportion to `counts`."""
     if counts.sum() <= anchors:
         return counts
     num_units = anchors // unit
     if num_units < UNITS_PER_SAMPLE * len(counts):
-        return largest_remainder(counts, counts, anchors, rng)
-    caps = -(-counts // unit)
-    return largest_remainder(counts, caps, num_units, rng) * unit
+        return whole_shares(counts, anchors, rng)
+    return whole_shares(counts, num_units, rng) * unit
 
 
-def largest_remainder(counts: np.ndarray, caps: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Whole shares of `total` in proportion to `counts`, none above its cap; ties at random."""
-    quota = total * counts / counts.sum()
-    shares = np.minimum(np.floor(quota).astype(np.int64), caps)
-    while (missing := total - int(shares.sum())) > 0:
-        order = np.lexsort((rng.random(len(counts)), shares - quota))
-        takers = order[(shares < caps)[order]][:missing]
-        shares[takers] += 1
-    return shares
+def whole_shares(counts: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Whole shares of `total`, each its proportional one rounded up or down, with that one as its mean.
+
+    Systematic sampling: the shares stand end to end and one random offset cuts them all. Rounding each to the nearest
+    would never give a slot to a short answer beside long ones.
+    """
+    ends = np.cumsum(counts) * (total / counts.sum())
+    ends[-1] = total
+    return np.diff(np.floor(ends + rng.random()).astype(np.int64), prepend=0)
 
 
 def pick(counts: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:

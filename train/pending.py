@@ -3,12 +3,14 @@
 Knows tensors and names; writes nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .guards import Suspect
 from .optim import Update, require_sound
 from .step import StepSums
 
@@ -37,19 +39,29 @@ class PendingUpdate:
     lr: float
     copy: HostCopy  # the sums' values, then the gradient's norm
     known: dict[str, Any]
+    rows: tuple[Suspect, ...] = ()  # of this rank
+    running_losses: Tensor | None = None  # [rows of this rank] sum of losses after each of them
 
     @staticmethod
-    def of(step: int, update: Update, sums: StepSums, known: dict[str, Any]) -> "PendingUpdate":
-        """Starts the copy; the sums may be zeroed after it."""
-        return PendingUpdate(step, update.lr, HostCopy(torch.cat([sums.values, update.gradient_norm[None]])), known)
+    def of(
+        step: int,
+        update: Update,
+        sums: StepSums,
+        known: dict[str, Any],
+        rows: Sequence[Suspect] = (),
+        running_losses: Tensor | None = None,
+    ) -> "PendingUpdate":
+        """Starts the copy; the sums may be zeroed after it, `running_losses` must stay."""
+        copy = HostCopy(torch.cat([sums.values, update.gradient_norm[None]]))
+        return PendingUpdate(step, update.lr, copy, known, tuple(rows), running_losses)
 
     def numbers(self, sums: StepSums) -> dict[str, Any]:
         """Everything that metrics.jsonl says of the update; waits for the device to have done it.
 
-        `sums` only names the values. Raises UserError where the update had nothing to learn from, or no finite
-        gradient: its weights must not be kept then.
+        `sums` only names the values. Raises Unsound where the update had nothing to learn from, or no finite
+        loss or gradient: its weights must not be kept then.
         """
         *values, norm = self.copy.read()
         weight = values[sums.HEAD.index("weight")]
-        require_sound(self.step - 1, weight, norm)
+        require_sound(self.step - 1, weight, norm, values[sums.HEAD.index("loss")])
         return sums.named(values) | {"weight": weight, "lr": self.lr, "grad_norm": norm} | self.known

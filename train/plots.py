@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..store.files import publish
-from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
+from .metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, read_metrics
 
 TRAINING_NAME, HISTOGRAM_NAME = "training.png", "accepted-lengths.png"
 WIDTH_PX, DPI = 900, 100
@@ -68,7 +68,10 @@ def training_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     upper.set_yscale("log")
     dress(upper, "Training loss", "loss (weighted mean over labels)")
     for axes in lower:
-        axes.plot(*zip(*exams), color=EXAM_COLOUR, marker="o", linewidth=2)
+        axes.plot(*zip(*exams), color=EXAM_COLOUR, marker="o", linewidth=2, label=origin_of(metrics))
+        for origin, line in lines_by_origin(metrics).items():
+            axes.plot(*zip(*line), marker=".", linewidth=1, label=f"of these: {origin}")
+        axes.legend(frameon=False)
         step, value = exams[-1]
         axes.annotate(f"{value:.2f}", (step, value), xytext=(0, 8), textcoords="offset points", ha="right")
         axes.margins(y=0.15)
@@ -77,6 +80,20 @@ def training_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
     bottom.set_xlabel("step (optimizer updates)")
     return figure
+
+
+def origin_of(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Who wrote the answers of the newest exam."""
+    origins = [line.get("origin") for line in metrics if line["kind"] == EXAM]
+    return f"answers from: {origins[-1] or 'origin unknown'}"
+
+
+def lines_by_origin(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(step, acceptance length) of the answers of each origin, where there are several."""
+    parts = [line for line in metrics if line["kind"] == ORIGIN]
+    origins = sorted({line["origin"] for line in parts})
+    found = {o: points([line for line in parts if line["origin"] == o], ORIGIN, "acceptance_length") for o in origins}
+    return {origin: line for origin, line in found.items() if line}
 
 
 def histogram_figure(exam: Mapping[str, Any]) -> Figure:

@@ -32,6 +32,7 @@ from .facts import (
 from .kinds import layout_of
 from .memory_choice import Choice, fitted, on_off
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
+from .rank import require_rows
 from .slot import TILE, RowShape, default_anchors
 from .spec import DrafterSpec, make_spec, require_free, require_recorded
 from .warm_start import WarmStart, continued_spec, read_start
@@ -42,12 +43,18 @@ DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
 def resolve_facts(
-    config: TrainConfig, reader: StoreReader, segments: str, device_type: str, old: RunFacts | None = None
+    config: TrainConfig,
+    reader: StoreReader,
+    segments: str,
+    device_type: str,
+    old: RunFacts | None = None,
+    num_ranks: int = 1,
 ) -> RunFacts:
-    """What this command would train: every default filled in, from the store and the type of device.
+    """What this command would train: every default filled in, from the store, the type of device and the ranks.
 
-    `old` are the facts of the run to resume. Raises UserError for a store without training samples and for settings
-    that do not fit it: a drafter that reads further back than the store was recorded is one of them.
+    `old` are the facts of the run to resume: any number of ranks goes on with its rows. Raises UserError for a store
+    without training samples and for settings that do not fit it: a drafter that reads further back than the store was
+    recorded is one of them.
     """
     spec, start = resolve_spec(config, reader, old)
     require_recorded(spec.reach, reader.manifest.window, config.store)
@@ -63,6 +70,8 @@ def resolve_facts(
     anchors = config.rows.anchors or default_anchors(row_tokens, spec.block_size)
     shape = RowShape(row_tokens=row_tokens, anchors=anchors, block_size=spec.block_size)
     shuffle = config.rows.shuffle_segments
+    rows_per_step = config.rows.rows_per_step or (num_ranks if old is None else old.rows_per_step)
+    require_rows(rows_per_step, num_ranks)
     rows_per_epoch = len(RowOrder.of(reader, train, shape, seed=config.seed, shuffle_segments=shuffle).rows(0))
     return RunFacts(
         spec=spec,
@@ -75,13 +84,14 @@ def resolve_facts(
         num_held_out=len(held_out),
         row_tokens=row_tokens,
         anchors=anchors,
-        rows_per_step=config.rows.rows_per_step,
+        rows_per_step=rows_per_step,
         shuffle_segments=shuffle,
         rows_per_epoch=rows_per_epoch,
-        steps=config.steps if config.steps is not None else num_steps(config, rows_per_epoch),
+        steps=config.steps if config.steps is not None else num_steps(config.epochs, rows_per_epoch, rows_per_step),
         seed=config.seed,
         dtype=config.dtype if config.dtype != "auto" else DTYPES[device_type],
         eval_samples=config.eval_samples,
+        noise=config.noise,
         loss={name: value for name, value in as_dict(config.loss).items() if f"loss.{name}" not in HARMLESS},
         optim=as_dict(config.optim),
         device_type=device_type,
@@ -125,9 +135,9 @@ def default_row_tokens(longest: int, device_type: str) -> int:
     return -(-max(ROW_TOKENS[device_type], longest) // TILE) * TILE
 
 
-def num_steps(config: TrainConfig, rows_per_epoch: int) -> int:
+def num_steps(epochs: float, rows_per_epoch: int, rows_per_step: int) -> int:
     """Updates that `epochs` passes take; the last one is filled up from the pass after."""
-    return math.ceil(config.epochs * rows_per_epoch / config.rows.rows_per_step)
+    return math.ceil(epochs * rows_per_epoch / rows_per_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +170,30 @@ class Run:
         return samples_of(self.reader, split, self.facts.segments)
 
 
-def check_run(config: TrainConfig, device_type: Callable[[], str], card_bytes: int | None = None) -> Run:
+def check_run(
+    config: TrainConfig, device_type: Callable[[], str], card_bytes: int | None = None, num_ranks: int = 1
+) -> Run:
     """Opens the store and compares the command with the run that RUN already holds; writes nothing.
 
-    `device_type` is asked only for a new run; `card_bytes` is the memory of its card, None on a CPU. Raises UserError
-    for a missing, unfinished or unfit store, for a run of other facts, naming them with both values, and for one
-    that the card has no room for.
+    `device_type` is asked only for a new run; `card_bytes` is the memory of its smallest card, None on a CPU. Raises
+    UserError for a missing, unfinished or unfit store, for a run of other facts, naming them with both values, and
+    for one that the card has no room for.
     """
     run_dir = Path(config.out)
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
     if old is None:
         require_own(run_dir)
         reader = StoreReader(Path(config.store), partial=config.partial)
-        segments = as_ranges(np.unique(reader.samples.segment)) if config.partial else ALL
-        facts = resolve_facts(config, reader, segments, device_type())
+        has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
+        segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
+        facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks)
         facts, choice = fit(config, facts, reader, None, card_bytes)
         num_holding = count_mask_token(reader, facts)
         require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
         return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding, choice=choice)
     reader = StoreReader(Path(config.store), partial=old.segments != ALL)
     require_same_store(run_dir, old, reader.manifest)
-    facts = resolve_facts(config, reader, old.segments, old.device_type, old)
+    facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks)
     require_same_run(run_dir, old, facts)
     facts, choice = fit(config, facts, reader, old, card_bytes)
     return Run(config, facts, reader, is_new=False, choice=choice)
@@ -263,7 +276,9 @@ def resolved_config(config: TrainConfig, facts: RunFacts) -> TrainConfig:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
     )
-    rows = dataclasses.replace(config.rows, row_tokens=facts.row_tokens, anchors=facts.anchors)
+    rows = dataclasses.replace(
+        config.rows, row_tokens=facts.row_tokens, anchors=facts.anchors, rows_per_step=facts.rows_per_step
+    )
     loss = dataclasses.replace(config.loss, chunk_blocks=facts.chunk_blocks)
     return dataclasses.replace(
         config,

@@ -4,6 +4,7 @@ Knows numbers and numpy only: the loader process fills a slot and never imports 
 `batch.py` reads it on the trainer's side.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,6 +130,13 @@ class RowSlot:
             ("keep", (self.shape.anchors,), np.dtype(np.bool_)),
         ]
 
+    def places(self) -> Iterator[tuple[str, slice, tuple[int, ...], np.dtype]]:
+        """(name, bytes of the slot, shape, dtype) of each array."""
+        offset = 0
+        for name, shape, dtype in self.fields():
+            yield name, slice(offset, offset + num_bytes(shape, dtype)), shape, dtype
+            offset += padded_bytes(shape, dtype)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of one slot."""
@@ -138,12 +146,7 @@ class RowSlot:
         """Views into `memory` (u8, at least `size_bytes` long)."""
         if memory.dtype != np.uint8 or memory.size < self.size_bytes:
             raise ValueError(f"slot of {memory.size} {memory.dtype}, expected at least {self.size_bytes} uint8")
-        arrays: dict[str, np.ndarray] = {}
-        offset = 0
-        for name, shape, dtype in self.fields():
-            num_bytes = int(np.prod(shape)) * dtype.itemsize
-            arrays[name] = memory[offset : offset + num_bytes].view(dtype).reshape(shape)
-            offset += padded_bytes(shape, dtype)
+        arrays = {name: memory[place].view(dtype).reshape(shape) for name, place, shape, dtype in self.places()}
         return RowArrays(codec=self.codec, **arrays)
 
     def allocate(self) -> RowArrays:
@@ -153,6 +156,9 @@ class RowSlot:
         return arrays
 
 
+def num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return int(np.prod(shape)) * dtype.itemsize
+
+
 def padded_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-num_bytes(shape, dtype) // ALIGNMENT) * ALIGNMENT

@@ -17,30 +17,30 @@ from .drafter import Drafter
 from .loss import BlockLoss, Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
 from .replay import WARM_UP_ROWS, Replay
 from .slot import RowShape
+from .slot_counts import slot_numbers
 from .slot_weights import static_weights
 
 
 class StepSums:
     """What the blocks of a step add up to; one flat fp64 tensor, so that ranks reduce it in one call.
 
-    loss = sum of weight * objective, weight = its denominator, blocks = kept blocks, accepted = leading right
-    slots of kept blocks, alpha = expected acceptances of valid slots (0 without `has_teacher`); hits and valid
-    count per slot 1..B-1.
+    loss = sum of weight * objective, weight = its denominator, blocks = kept blocks, alpha = expected acceptances of
+    valid slots (0 without `has_teacher`); per slot 1..B-1 then hits, valid slots, and blocks right up to there.
     """
 
-    HEAD = ("loss", "weight", "blocks", "accepted", "alpha")
+    HEAD = ("loss", "weight", "blocks", "alpha")
 
     def __init__(self, block_size: int, device: torch.device, *, has_teacher: bool = False) -> None:
         self.num_slots, self.has_teacher = block_size - 1, has_teacher
-        self.values = torch.zeros(len(self.HEAD) + 2 * self.num_slots, dtype=torch.float64, device=device)
+        self.values = torch.zeros(len(self.HEAD) + 3 * self.num_slots, dtype=torch.float64, device=device)
 
     def add(self, result: BlockLoss, valid: Tensor) -> None:
         """Adds one row; `valid` [A, B-1] is 1.0 where a slot counts. Does not wait for the device."""
         right = result.hit * valid  # [A, B-1]
-        accepted = torch.cumprod(right, dim=1).sum()
-        alpha = torch.zeros_like(accepted) if result.alpha is None else (result.alpha * valid).sum()
-        head = torch.stack([result.loss, result.weights.sum(), valid[:, 0].sum(), accepted, alpha])
-        self.values += torch.cat([head, right.sum(0), valid.sum(0)])
+        survived = torch.cumprod(right, dim=1).sum(0)  # [B-1]
+        alpha = torch.zeros_like(result.loss) if result.alpha is None else (result.alpha * valid).sum()
+        head = torch.stack([result.loss, result.weights.sum(), valid[:, 0].sum(), alpha])
+        self.values += torch.cat([head, right.sum(0), valid.sum(0), survived])
 
     def zero(self) -> None:
         """Forgets all rows."""
@@ -59,26 +59,17 @@ class StepSums:
         """What `values` held, as numbers under fixed names. Empty where no block counted.
 
         loss: weighted mean of the objective. acceptance_expected: mean over valid slots of sum of min(p, q), the
-        chance that the target keeps a sampled draft, where its distribution is known. accuracy and accuracy_slot_K:
-        share of valid slots (of slot K) whose label has the largest logit. Teacher-forced over sampled anchors, mean
-        over kept blocks: accepted_drafts_teacher_forced counts leading right slots,
-        acceptance_length_teacher_forced adds the bonus token. Decoding restarts at the hard tokens, so the
-        acceptance length there differs.
+        chance that the target keeps a sampled draft, where its distribution is known. The others are teacher-forced
+        over sampled anchors, see `slot_numbers`: decoding restarts at the hard tokens, so that the acceptance length
+        there differs.
         """
-        loss, weight, blocks, accepted, alpha = numbers[: len(self.HEAD)]
+        loss, weight, blocks, alpha = numbers[: len(self.HEAD)]
         slots = numbers[len(self.HEAD) :]
-        hits, valid = slots[: self.num_slots], slots[self.num_slots :]
+        hits, valid, survived = (slots[i * self.num_slots : (i + 1) * self.num_slots] for i in range(3))
         if not weight or not blocks:
             return {}
-        named = {
-            "loss": loss / weight,
-            "accuracy": sum(hits) / sum(valid),
-            "accepted_drafts_teacher_forced": accepted / blocks,
-            "acceptance_length_teacher_forced": accepted / blocks + 1.0,
-        }
-        if self.has_teacher:
-            named["acceptance_expected"] = alpha / sum(valid)
-        return named | {f"accuracy_slot_{k + 1}": hits[k] / valid[k] for k in range(self.num_slots) if valid[k]}
+        named = {"loss": loss / weight} | slot_numbers(hits, valid, survived, blocks)
+        return named | ({"acceptance_expected": alpha / sum(valid)} if self.has_teacher else {})
 
 
 class TrainStep:

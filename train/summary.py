@@ -47,7 +47,9 @@ def exam_lines(metrics: list[dict[str, Any]]) -> list[str]:
     losses = {line["step"]: line["loss"] for line in metrics if line["kind"] == TRAIN}
     every = -(-len(exams) // SHOWN_EXAMS)
     shown = exams[::-every][::-1]
-    lines = ["", f"{'step':>8}  {'loss':>8}  acceptance length (held-out answers, bonus token included)"]
+    origin = exams[-1].get("origin") or "unknown"
+    head = f"acceptance length (held-out answers, bonus token included; origin: {origin})"
+    lines = ["", f"{'step':>8}  {'loss':>8}  {head}"]
     for exam in shown:
         loss, length = losses.get(exam["step"]), exam["acceptance_length"]
         text = "nothing to measure" if length is None else f"{length:.3f}"

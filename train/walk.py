@@ -20,6 +20,7 @@ from .blocks import RowMasks
 from .decode import choose_tokens
 from .drafter import Drafter
 from .slot import RowShape
+from .slot_counts import SlotCounts
 
 HEAD_BLOCKS = 64  # blocks whose logits exist at once
 
@@ -33,6 +34,7 @@ class HeldOutSample:
     taps: np.ndarray
     task: str = ""
     first: int = 0
+    origin: str = ""
 
     @property
     def row_length(self) -> int:
@@ -48,7 +50,8 @@ def recorded_samples(reader: StoreReader, rows: Iterable[int], tap_layers: Seque
         ids, loss_mask = reader.tokens(i)
         out = np.empty((len(taps), int(reader.samples.n[i]), reader.manifest.hidden_size), np.uint16)  # [Lt, n, H]
         reader.read(i, out, taps=taps)
-        yield HeldOutSample(ids, loss_mask, out, str(reader.samples.task[i]), int(reader.samples.first[i]))
+        task, origin = str(reader.samples.task[i]), str(reader.samples.origin[i])
+        yield HeldOutSample(ids, loss_mask, out, task, int(reader.samples.first[i]), origin)
 
 
 @torch.no_grad()
@@ -60,20 +63,22 @@ def walk(
     shape: RowShape,
     *,
     forward: Callable[..., torch.Tensor] | None = None,
+    slots: SlotCounts | None = None,
 ) -> Acceptance:
     """The acceptance of the drafter's present weights on the samples; changes nothing in it.
 
     embedding, head [V, H]: the target's frozen ones, on the drafter's device. The samples are
     read once and packed into rows of `shape.row_tokens`, which each must fit with its n + 1
     tokens; every forward has the one shape. `forward` is called in place of the drafter: on CUDA
-    its compiled form. Each answer (supervised span) of a sample counts as one prompt.
+    its compiled form. Each answer (supervised span) of a sample counts as one prompt. `slots` counts what was drafted
+    at every eligible anchor, walked over or not.
     """
     answers: list[AnswerCycles] = []
     for row in packed(samples, shape.row_tokens):
-        drafted = draft_row(drafter, embedding, head, row, shape, drafter if forward is None else forward)
+        drafted = draft_row(drafter, embedding, head, row, shape, drafter if forward is None else forward, slots)
         for sample, leading in zip(row, drafted):
             answers += [
-                AnswerCycles(walk_span(leading, first, last, shape.block_size), sample.task)
+                AnswerCycles(walk_span(leading, first, last, shape.block_size), sample.task, sample.origin)
                 for first, last in spans(sample.loss_mask)
             ]
     return Acceptance(tuple(answers), shape.block_size)
@@ -124,11 +129,13 @@ def draft_row(
     row: list[HeldOutSample],
     shape: RowShape,
     forward: Callable[..., torch.Tensor],
+    counts: SlotCounts | None = None,
 ) -> list[np.ndarray]:
     """For each sample [S]: leading drafts equal to its text, of a block at each eligible position; else 0."""
     device, spec = embedding.device, drafter.spec
     taps, ids, positions, begins = fill_row(drafter, row, shape)
     results = [np.zeros(len(sample.ids), np.int64) for sample in row]
+    reaches = [tokens_ahead(sample.loss_mask) for sample in row]
     where = [(j, int(a)) for j, s in enumerate(row) for a in np.flatnonzero(eligible_anchors(s.loss_mask))]
     slots = torch.arange(shape.stride, device=device)  # [stride]
     for begin in range(0, len(where), shape.anchors):
@@ -144,10 +151,20 @@ def draft_row(
         hidden = forward(taps, embeds, positions, (local[:, None] + slots).flatten(), masks)  # [Q, H]
         hidden = hidden.view(shape.anchors, shape.stride, -1)[: len(chunk), 1 : shape.block_size]  # [<=A, B-1, H]
         labels = ids[anchors[: len(chunk), None] + slots[1 : shape.block_size]]  # [<=A, B-1]
-        leading = (choose(hidden, head) == labels).int().cumprod(1).sum(1).tolist()
-        for (j, a), count in zip(chunk, leading):
+        right = (choose(hidden, head) == labels).cpu().numpy()  # [<=A, B-1]
+        for (j, a), count in zip(chunk, np.logical_and.accumulate(right, axis=1).sum(1)):
             results[j][a] = count
+        if counts is not None:
+            counts.add(right, np.array([reaches[j][a] for j, a in chunk]))
     return results
+
+
+def tokens_ahead(loss_mask: np.ndarray) -> np.ndarray:
+    """For each token [S] how many trained-on ones follow it without a gap."""
+    ahead = np.zeros(len(loss_mask), np.int64)
+    for first, last in spans(loss_mask):
+        ahead[first : last + 1] = last - np.arange(first, last + 1)
+    return ahead
 
 
 def fill_row(

@@ -14,18 +14,23 @@ Nothing is found by searching a chat for marks. Knows text; knows no tokens.
 import re
 from dataclasses import dataclass
 
+from ..lines.endings import is_cut
 from ..lines.inputs import LeftOut
-from ..lines.messages import is_blank
+from ..lines.json_text import short
+from ..lines.messages import is_asked, is_blank
 from ..lines.shapes import Message
 from .dropped_parts import DROPPED, check_calls, missing_part
 from .generation_marks import check_marks
 from .template_habits import Habits, made_by_template, with_thought_in_content
 from .templates import Renders, thought_of
 
+SYSTEM_ROLES = ("system", "developer")
+WEIGHT_KEYS = ("weight", "train")
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 OPENED = re.compile(r"<think>\s*\Z")
 CLOSED = re.compile(r"</think>\s*\Z")
 UNASKED = "not what the generation prompt asks for"
+NO_QUESTION = "no question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Answer:
     """What a server sends, and after it an empty thought where the template writes one."""
     text: str
     is_cut: bool
-    """True where the writer ran out of tokens (`finish_reason` length): its end is not the target's."""
+    """True where a limit ended it (`finish_reason` length): its end is not the target's."""
 
 
 def find_answer(renders: Renders, habits: Habits, turn: int, end_marks: tuple[str, ...] = ()) -> Answer:
@@ -47,14 +52,12 @@ def find_answer(renders: Renders, habits: Habits, turn: int, end_marks: tuple[st
     """
     message = renders.messages[turn]
     check_answer(message)
-    if turn == 0:
-        raise LeftOut("no question", "the chat begins with an answer, nothing asks for it")
+    before = asked_prompt(renders, habits, turn)
     if habits.takes_thoughts_in_content:
         message = with_thought_in_content(message)
-    before = renders.prompt(turn)
     whole, spans = renders.whole(turn, message)
     text = whole[len(before) :] if whole.startswith(before) else answer_at_end(renders, habits, message, before, whole)
-    if text is not None and opens_another_turn(message, text, habits.generation_prompt):
+    if text is not None and opens_another_turn(message, text, habits.header):
         text = None
     rendered = text
     missing = None if text is None else missing_part(message, text, habits)
@@ -71,13 +74,33 @@ def find_answer(renders: Renders, habits: Habits, turn: int, end_marks: tuple[st
         start = len(whole) - len(rendered or visible(message["content"]).strip() + habits.closing)
         earliest = start - len(habits.generation_prompt)
         check_marks(message, whole, spans, start + made, earliest, (habits.closing.strip(), *end_marks))
-    is_cut = message.get("finish_reason") == "length"
-    return Answer(turn, before + text[:made], without(habits.closing, text[made:]) if is_cut else text[made:], is_cut)
+    cut = is_cut(message)
+    return Answer(turn, before + text[:made], without(habits.closing, text[made:]) if cut else text[made:], cut)
+
+
+def asked_prompt(renders: Renders, habits: Habits, turn: int) -> str:
+    """The prompt of a turn. Raises LeftOut where no server would have asked for that turn.
+
+    Something before it must ask. Straight after an answer the template must open another: where it does not, as
+    Mistral's, the prompt is at an end already.
+    """
+    messages = renders.messages
+    if not is_asked(messages, turn):
+        raise LeftOut(NO_QUESTION, "no user turn and no tool result comes before the answer")
+    if not habits.asks:
+        raise LeftOut("template writes no generation prompt", f"it opens answers with {short(habits.header)}")
+    prompt = renders.prompt(turn)
+    said = next(before["role"] for before in reversed(messages[:turn]) if before["role"] not in SYSTEM_ROLES)
+    if said == "assistant" and renders.text(messages[:turn], is_prompt=False) == prompt:
+        raise LeftOut(NO_QUESTION, "it follows an answer, and the template asks for no other there")
+    return prompt
 
 
 def opens_another_turn(message: Message, text: str, header: str) -> bool:
     """True where the template writes a header that the prompt did not, as some do after a tool's result."""
-    return bool(header) and text.startswith(header) and not message["content"].lstrip().startswith(header.strip())
+    return (
+        bool(header.strip()) and text.startswith(header) and not message["content"].lstrip().startswith(header.strip())
+    )
 
 
 def answer_at_end(renders: Renders, habits: Habits, message: Message, before: str, whole: str) -> str | None:
@@ -133,7 +156,7 @@ def check_answer(message: Message) -> None:
 
     A turn of weight 0 is left out as well: in OpenAI's format it is there to be read, not trained on.
     """
-    if message.get("weight") == 0:
+    if not is_trained(message):
         raise LeftOut("weight 0", "the message's own weight")
     if message.get("tool_calls"):
         return
@@ -144,3 +167,17 @@ def check_answer(message: Message) -> None:
     ends_thought = "</think>" in content and "<think>" not in content
     if is_blank(THOUGHT.sub("", content)) or (ends_thought and is_blank(visible(content))):
         raise LeftOut("thought without an answer", f"content is {content[:40]!r}")
+
+
+def is_trained(message: Message) -> bool:
+    """What the message's own `weight`, or `train` as other tools call it, says: 1 and true, or 0 and false.
+
+    Raises LeftOut for any other weight, and where the two disagree.
+    """
+    given = {key: message[key] for key in WEIGHT_KEYS if message.get(key) is not None}
+    for key, weight in given.items():
+        if isinstance(weight, str) or weight not in (0, 1):
+            raise LeftOut("unknown weight", f"{key} is {short(weight)}, expected 0 or 1")
+    if len(set(given.values())) > 1:
+        raise LeftOut("shapes disagree", f"weight {short(given['weight'])} and train {short(given['train'])}")
+    return bool(next(iter(given.values()), True))

@@ -14,6 +14,8 @@ do, the target ends it with the mark of the role that comes next; if that mark i
 target's stop tokens it is added, and trained on, after the last turn too. An answer that was
 cut by a limit (`finish_reason` length) has no end to train on, and nothing follows it in its sample.
 
+A turn is left out where its prompt lacks a message of the chat (`dropped_messages`), or where nothing asks for it.
+
 Turns share one sample as long as the next prompt begins with the ids so far. Where it does not,
 because the template rewrote the history (as those that drop old thoughts do), the next turn
 starts a sample of its own, in which only that turn and its followers are trained on.
@@ -30,11 +32,12 @@ from ... import UserError
 from ..lines.inputs import LeftOut
 from ..lines.shapes import Chat, options_under
 from ..targets.facts import TextSide
-from .answers import Answer, find_answer
-from .control_marks import ControlMarks
+from .answers import Answer, asked_prompt, find_answer
+from .control_marks import END_INSIDE, ControlMarks
+from .dropped_messages import check_messages, dropped_message
 from .encoding import Encoder
 from .template_habits import Habits, read_habits
-from .templates import ChatTemplate, Renders
+from .templates import ChatTemplate, Renders, thought_of
 
 OWN_OPTIONS = {
     "add_generation_prompt",
@@ -47,6 +50,8 @@ OWN_OPTIONS = {
 }
 TURNS = ("auto", "each", "last")
 MAX_HABITS = 256
+WITHOUT_THOUGHT = "thoughts_unwritten"
+WITHOUT_END = "answers_without_end"
 
 
 @dataclass(slots=True)
@@ -66,10 +71,17 @@ class Sample:
 
 @dataclass(slots=True)
 class Rendered:
-    """The samples of one chat, and its assistant turns that are not trained on, by reason."""
+    """The samples of one chat, and its assistant turns that are not trained on: their numbers from 1, and why."""
 
     samples: list[Sample] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    turns_left_out: list[tuple[int, LeftOut]] = field(default_factory=list)
+    noted: Counter[str] = field(default_factory=Counter)
+    """How many answers in the samples have something to be told, by the name of its count."""
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """Those turns by reason."""
+        return Counter(fault.reason for _, fault in self.turns_left_out)
 
 
 class ChatRenderer:
@@ -121,6 +133,7 @@ class ChatRenderer:
         turns = [i for i, message in enumerate(renders.messages) if message["role"] == "assistant"]
         faults: dict[int, LeftOut] = {}
         samples: list[Sample] = []
+        noted: Counter[str] = Counter()
         for group in ([turn] for turn in reversed(turns)) if self.turns == "last" else [turns]:
             is_open = False
             for answer, prompt, ids in self.answers(renders, habits, group, faults):
@@ -128,20 +141,29 @@ class ChatRenderer:
                     samples.append(Sample([], []))
                 samples[-1].extend(prompt, ids)
                 is_open = not answer.is_cut
+                if not habits.is_thinking and thought_of(renders.messages[answer.turn]):
+                    noted[WITHOUT_THOUGHT] += 1
+                if not answer.is_cut and ids[-1] not in self.ends:
+                    noted[WITHOUT_END] += 1
             if samples:
                 break
         if not samples:
             raise faults[min(faults)] if faults else LeftOut("no answer", "the chat holds no assistant turn")
-        return Rendered(samples, Counter(faults[turn].reason for turn in sorted(faults)))
+        return Rendered(samples, [(turns.index(turn) + 1, faults[turn]) for turn in sorted(faults)], noted)
 
     def question(self, chat: Chat) -> list[int]:
-        """The prompt ids that the target is to answer; answers at the chat's end are dropped."""
+        """The prompt ids that the target is to answer; answers at the chat's end are dropped.
+
+        Raises LeftOut for a chat that asks nothing, or whose prompt lacks a message of it.
+        """
         count = len(chat.messages)
         while count and chat.messages[count - 1]["role"] == "assistant":
             count -= 1
-        if not count or chat.messages[count - 1]["role"] in ("system", "developer"):
-            raise LeftOut("no question", "the chat holds no user turn to answer")
-        return self.encoder.encode(self.opened(chat)[0].prompt(count))
+        renders, habits = self.opened(chat)
+        prompt = asked_prompt(renders, habits, count)
+        if fault := dropped_message(renders, count):
+            raise fault
+        return self.encoder.encode(prompt)
 
     def opened(self, chat: Chat) -> tuple[Renders, Habits]:
         """The chat under its options, and what the template does under those."""
@@ -151,7 +173,12 @@ class ChatRenderer:
             if len(self.habits) >= MAX_HABITS:  # lines that each bring options of their own
                 self.habits.clear()
             self.habits[key] = read_habits(self.template, options, with_tools=bool(chat.tools))
-        return Renders(self.template, chat, options), self.habits[key]
+        habits = self.habits[key]
+        renders = Renders(self.template, chat, options)
+        for place, message in enumerate(renders.messages):
+            if message["role"] in habits.unread_results:
+                renders.messages[place] = message | {"role": "tool"}
+        return renders, habits
 
     def options_of(self, chat: Chat) -> dict[str, Any]:
         """The line's own options over those of the run. Raises LeftOut for reserved ones and where the two disagree."""
@@ -169,6 +196,9 @@ class ChatRenderer:
                 found.append(find_answer(renders, habits, turn, self.end_marks))
             except LeftOut as fault:
                 faults[turn] = fault
+        lacking = check_messages(renders, [answer.turn for answer in found])
+        faults |= lacking
+        found = [answer for answer in found if answer.turn not in lacking]
         texts = [text for answer in found for text in (answer.prompt, answer.prompt + answer.text)]
         encoded = self.encoder.encode_all(texts)
         for answer, prompt, joint in zip(found, encoded[::2], encoded[1::2]):
@@ -176,6 +206,8 @@ class ChatRenderer:
             follower = habits.after_call if message.get("tool_calls") else habits.after_answer
             try:
                 ids = self.up_to_end(answer, prompt, joint, follower, habits.closing)
+                if not habits.closing.strip():
+                    self.control_marks.check_end(message, ids[-1])
                 self.control_marks.check(message, ids, answer.text)
             except LeftOut as fault:
                 faults[answer.turn] = fault
@@ -193,7 +225,7 @@ class ChatRenderer:
         stop = min((ids.index(token) for token in self.stops if token in ids), default=None)
         if stop is not None and not self.is_end(ids[stop:], closing):
             mark = self.encoder.decode([ids[stop]])
-            raise LeftOut("end mark inside the answer", f"{mark!r} is not its last token")
+            raise LeftOut(END_INSIDE, f"{mark!r} is not its last token")
         if answer.is_cut and stop == 0:
             raise LeftOut("empty answer", "nothing stands before the end mark of a cut answer")
         if answer.is_cut:

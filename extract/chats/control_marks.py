@@ -17,6 +17,7 @@ from .templates import thought_of
 
 THINK_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 INSIDE = "control mark inside the answer"
+END_INSIDE = "end mark inside the answer"
 
 
 def first_mark(ids: Iterable[int], marks: Collection[int]) -> int | None:
@@ -34,7 +35,8 @@ class ControlMarks:
         self.literal = {token: text for token, text in added.items() if not held[token].normalized}
         self.think = tuple(text for text in added.values() if text in THINK_MARKS)
         self.special = frozenset(token for token in side.special_ids if added.get(token) not in THINK_MARKS)
-        self.inside = self.special - set(side.eos_ids)
+        self.stops = frozenset(side.eos_ids)
+        self.inside = self.special - self.stops
 
     def typed(self, message: Message) -> str | None:
         """The first control mark in a message's own words."""
@@ -49,6 +51,15 @@ class ControlMarks:
         mark = (self.special_in(message, held) if held else None) or self.nested_thought(message, text)
         if mark is not None:
             raise LeftOut(INSIDE, f"{mark!r} is typed in its words")
+
+    def check_end(self, message: Message, last: int) -> None:
+        """Raises LeftOut where the last id of an answer is an end mark that the message typed.
+
+        For a template that closes turns with nothing: any other would write its own mark after the typed one.
+        """
+        mark = self.special_in(message, self.stops & {last})
+        if mark is not None:
+            raise LeftOut(END_INSIDE, f"{mark!r} is typed in its words")
 
     def special_in(self, message: Message, marks: Collection[int]) -> str | None:
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", [])]

@@ -6,7 +6,9 @@ Knows text only.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from ..lines.inputs import LeftOut
@@ -20,6 +22,8 @@ PROBE_TOOL = {
     "type": "function",
     "function": {"name": "probe", "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
 }
+OLD_RESULT_ROLES = ("function", "ipython")
+"""Names that a tool's result had before `tool`."""
 READS_THOUGHTS = re.compile(r"[.'\"](?:reasoning_content|reasoning|thinking)\b")
 
 
@@ -29,6 +33,8 @@ class Habits:
 
     generation_prompt: str
     """What asks for an answer: the end of every prompt."""
+    header: str
+    """What the template itself opens every answer with: of the generation prompt, what history has as well."""
     empty_thought: str
     """What stands before an answer whose message holds no thought, though the target would have thought there."""
     closing: str
@@ -41,10 +47,20 @@ class Habits:
     """What follows a closed answer when a user goes on."""
     after_call: str
     """What follows a closed tool call when its result comes."""
+    unread_results: frozenset[str] = frozenset()
+    """Roles of a tool's result that the template drops or refuses, where it reads `tool`."""
+
+    @property
+    def asks(self) -> bool:
+        """False where the template opens an answer with a header that no prompt of its holds.
+
+        One may open answers with nothing: Mistral's follow the question's own end.
+        """
+        return bool(self.generation_prompt) or not self.header.strip()
 
 
 def read_habits(template: ChatTemplate, options: dict[str, Any], *, with_tools: bool) -> Habits:
-    """Renders about ten small chats."""
+    """Renders about a dozen small chats."""
     tools = [PROBE_TOOL] if with_tools else None
 
     def text(*messages: Message, is_prompt: bool = False) -> str | None:
@@ -58,21 +74,29 @@ def read_habits(template: ChatTemplate, options: dict[str, Any], *, with_tools: 
     with_thought = answer | {"reasoning_content": THOUGHT}
     source = template.source(tools)
     prompt, plain, thoughtful = text(ASKED, is_prompt=True), text(ASKED, answer), text(ASKED, with_thought)
+    asked = text(ASKED)
     called = answer | {"tool_calls": [PROBE_CALL]}
+    result = {"content": RESULT, "tool_call_id": "probe0001", "name": "probe"}
+    by_role = {role: text(ASKED, called, {"role": role, **result}) for role in ("tool", *OLD_RESULT_ROLES)}
+    read = {role for role, seen in by_role.items() if seen is not None and RESULT in seen}
     is_read = thoughtful is not None and THOUGHT in thoughtful
     if not is_read and "</think>" in source:
         thoughtful = text(ASKED, with_thought_in_content(with_thought))
+    generation_prompt = rest_of(prompt, asked)
+    thought = empty_thought(rest_of(plain, prompt), rest_of(thoughtful, prompt))
+    followed = text(ASKED, answer, ASKED)
+    before, once = (rest_of(whole, asked).partition(ANSWER)[0] for whole in (plain, followed))
+    openings = [before.removesuffix(thought), once or before, generation_prompt or before]
     return Habits(
-        generation_prompt=rest_of(prompt, text(ASKED)),
-        empty_thought=empty_thought(rest_of(plain, prompt), rest_of(thoughtful, prompt)),
+        generation_prompt=generation_prompt,
+        header=shared_start(openings),
+        empty_thought=thought,
         closing=(plain or "").rpartition(ANSWER)[2],
         is_thinking=is_read or "</think>" in source or READS_THOUGHTS.search(source) is not None,
         takes_thoughts_in_content=not is_read and "</think>" in source,
-        after_answer=rest_of(text(ASKED, answer, ASKED), (plain or "").rstrip()),
-        after_call=rest_of(
-            text(ASKED, called, {"role": "tool", "content": RESULT, "tool_call_id": "probe0001", "name": "probe"}),
-            (text(ASKED, called) or "").rstrip(),
-        ),
+        after_answer=rest_of(followed, (plain or "").rstrip()),
+        after_call=rest_of(by_role["tool"], (text(ASKED, called) or "").rstrip()),
+        unread_results=frozenset(OLD_RESULT_ROLES) - read if "tool" in read else frozenset(),
     )
 
 
@@ -81,6 +105,11 @@ def rest_of(text: str | None, beginning: str | None) -> str:
     if not text or not beginning or not text.startswith(beginning):
         return ""
     return text[len(beginning) :]
+
+
+def shared_start(texts: Sequence[str]) -> str:
+    """The longest beginning of all of them."""
+    return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
 
 
 def empty_thought(plain: str, thoughtful: str) -> str:

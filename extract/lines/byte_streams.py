@@ -5,6 +5,7 @@ whose end is missing is never a short one.
 """
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def decompressed(path: Path, compression: str) -> Any:
     if compression == "gzip":
         return gzip.open(path)
     if compression == "zstd":
-        return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+        return pa.CompressedInputStream(pa.OSFile(os.fsencode(path)), "zstd")
     return path.open("rb")
 
 

@@ -1,14 +1,12 @@
 """The user's files, read line by line: JSONL, JSON, Parquet, Arrow, saved `datasets` folders, standard input.
 
-Knows which file is read how, not what a line means. Every input line comes out once, either with its value or
-with the reason why it cannot be read; a file that is broken as a whole is the user's to mend. Reading has two
-halves: `chunks` cuts a source cheaply in one process, `lines_in` parses a chunk in any other.
+Knows how each is read, neither which files a command line names nor what a line means. Every input line comes out
+once, either with its value or with the reason why it cannot be read; a file that is broken as a whole is the user's to
+mend. Reading has two halves: `chunks` cuts a source cheaply in one process, `lines_in` parses a chunk in any other.
 """
 
-import glob
 import hashlib
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,27 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from ... import UserError
-from .byte_streams import COMPRESSIONS, SNIFFED_BYTES, format_of_bytes, opened, unreadable
-from .dataset_folders import dataset_files, is_dataset, saved_datasets
+from .byte_streams import opened, unreadable
+from .dataset_folders import dataset_files, saved_datasets
+from .files_found import STDIN, find_sources, known_kind, short_names
 from .json_lines import InputLine
 from .json_lines import LeftOut as LeftOut
 from .line_files import json_document, raw_lines
-from .standard_input import STDIN_NAME, spooled_stdin
+from .standard_input import spooled_stdin
 from .tables import arrow_chunks, check_arrow, check_parquet, dataset_chunks, parquet_chunks
-
-FORMATS = (
-    ".jsonl or .json (also as .gz or .zst), .parquet, .arrow, .feather, a folder with such files, "
-    "or one written by datasets' save_to_disk"
-)
-KINDS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
-STDIN = "-"
 
 
 class Piece(Protocol):
@@ -63,106 +48,19 @@ class Chunk:
 def opened_sources(inputs: Sequence[str]) -> Iterator[list[Path]]:
     """The sources of `find_sources`, where `-` is standard input: plain or compressed, lines or JSON or a table.
 
-    It lies in a temporary file while the context lasts. Raises UserError as `find_sources` and `spooled_stdin` do.
+    It lies in a temporary file while the context lasts. Raises UserError as `find_sources` and `spooled_stdin` do;
+    one that the context raises names standard input `-`.
     """
     if STDIN not in inputs:
         yield find_sources(inputs)
         return
     with spooled_stdin() as path:
-        yield find_sources([str(path) if given == STDIN else given for given in inputs])
-
-
-def find_sources(inputs: Sequence[str]) -> list[Path]:
-    """Files and dataset folders in the order given; those that a pattern or a folder stands for sorted.
-
-    A folder that is no saved dataset, like a glob (`**` reaches any depth), stands for all files below it that
-    are of a format that is read, and for saved datasets as a whole; hidden files and folders are passed over.
-    A file that is named must be there, of whatever format. Raises UserError for a path that is not there, a folder
-    or glob that finds nothing, a pipe, or a file named twice.
-    """
-    found = [path for given in inputs for path in sources_of(given)]
-    if not found:
-        raise UserError("no input was given", FORMATS, "name at least one file")
-    seen: set[str] = set()
-    for path in found:
-        if (real := os.path.realpath(path)) in seen:
-            raise UserError(f"input {str(path)!r} is named twice", "each file once", "drop one of the two")
-        seen.add(real)
-    return found
-
-
-def sources_of(given: str) -> list[Path]:
-    try:
-        path = Path(given).expanduser()
-        if path.is_dir() and not is_dataset(path):
-            matches = readable_among(sorted(path.rglob("*")), below=path)
-        elif path.exists():
-            if not (path.is_file() or path.is_dir()):
-                raise UserError(f"input {given!r} is a pipe or a device", FORMATS, "pipe it in, with - as input")
-            return [path]
-        else:
-            found = sorted(glob.glob(str(path), recursive=True))
-            matches = readable_among(map(Path, found), below=None)
-            if not found:
-                raise UserError(f"input {given!r} does not exist", FORMATS, "check the path")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise unreadable(given, error) from error
-    if not matches:
-        raise UserError(f"input {given!r} holds no file of a format that is read", FORMATS, "convert to JSONL")
-    return matches
-
-
-def readable_among(paths: Iterable[Path], below: Path | None) -> list[Path]:
-    """Dataset folders and files of known formats, without what lies inside those folders or is hidden."""
-    kept: list[Path] = []
-    folders: set[Path] = set()
-    for path in paths:
-        inner = path.relative_to(below).parts if below else ()
-        if any(part.startswith(".") for part in inner) or not folders.isdisjoint(path.parents):
-            continue
-        if path.is_dir() and is_dataset(path):
-            folders.add(path)
-            kept.append(path)
-        elif path.is_file() and kind_of(path):
-            kept.append(path)
-    return kept
-
-
-def short_names(sources: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart; moving all of them changes none."""
-    parts = [path.absolute().parts for path in sources]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in sources]
-
-
-def kind_of(path: Path) -> tuple[str, str] | None:
-    """How a source is read, and its compression; None for what is not read. Raises OSError."""
-    if path.is_dir():
-        return ("dataset", "") if is_dataset(path) else None
-    if path.name == STDIN_NAME:
-        with path.open("rb") as file:
-            found = format_of_bytes(file.read(SNIFFED_BYTES))
-        kinds = {"Parquet": "parquet", "Arrow": "arrow"}
-        return kinds.get(found, "json"), found if found in COMPRESSIONS.values() else ""
-    compression = COMPRESSIONS.get(path.suffix.lower(), "")
-    kind = KINDS.get((Path(path.stem) if compression else path).suffix.lower())
-    if kind is None or (compression and kind in ("parquet", "arrow")):
-        return None
-    return kind, compression
-
-
-def known_kind(path: Path) -> tuple[str, str]:
-    """`kind_of` a source that is read. Raises UserError for any other."""
-    try:
-        found = kind_of(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if found is None:
-        raise UserError(f"input {str(path)!r} has a format that is not read", FORMATS, "convert it to JSONL")
-    return found
+        try:
+            yield find_sources([str(path) if given == STDIN else given for given in inputs])
+        except UserError as error:
+            for name in ("happened", "expected", "advice"):
+                setattr(error, name, getattr(error, name).replace(str(path), STDIN))
+            raise
 
 
 def check_formats(sources: Sequence[Path]) -> None:

@@ -5,12 +5,29 @@ Knows no key of a line.
 
 import json
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from .json_lines import DECODER, LeftOut, without_surrogates
 
 UNSEEN = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 """Unicode's control, format and separator characters: whitespace, NUL, byte order marks, zero widths."""
+
+
+NUM_REPLACED: ContextVar[dict[str, int] | None] = ContextVar("NUM_REPLACED", default=None)
+
+
+@contextmanager
+def replacements_counted() -> Iterator[dict[str, int]]:
+    """How many lone surrogates became U+FFFD in each JSON text that `from_json_text` reads while the context lasts."""
+    found: dict[str, int] = {}
+    token = NUM_REPLACED.set(found)
+    try:
+        yield found
+    finally:
+        NUM_REPLACED.reset(token)
 
 
 def is_blank(text: str) -> bool:
@@ -28,16 +45,20 @@ def is_filled(value: Any) -> bool:
 def from_json_text(given: Any, reason: str) -> Any:
     """JSON that came as text is parsed; anything else, and blank text as None, passes.
 
-    Raises LeftOut where it does not parse, or gives a key of one object twice.
+    Lone surrogates become U+FFFD, and are counted by `replacements_counted`. Raises LeftOut where it does not parse,
+    or gives a key of one object twice.
     """
     if not isinstance(given, str):
         return given
     if is_blank(given):
         return None
     try:
-        return without_surrogates(DECODER.decode(given))[0]
+        value, num_replaced = without_surrogates(DECODER.decode(given))
     except (ValueError, RecursionError) as error:
         raise LeftOut(reason, f"{short(given)}: {error}") from error
+    if num_replaced and (found := NUM_REPLACED.get()) is not None:
+        found[given] = num_replaced
+    return value
 
 
 def json_of(value: Any, reason: str, name: str) -> str:

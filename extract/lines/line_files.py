@@ -1,12 +1,10 @@
-"""Text files cut into stretches of whole lines, cheaply; and JSON documents, value by value.
+"""Text files cut into stretches of whole lines, cheaply; and JSON documents, of one value or of many.
 
 A line ends at LF, CRLF or a CR alone, as in any text editor: JSON allows no bare CR inside a string. It does not
 end at U+2028 and its like, which stand inside strings. Knows bytes and lines, not what a line means.
 """
 
-import codecs
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ... import UserError
 from .byte_streams import Bytes
+from .json_array import array_values, bad_bytes, not_json, text_of
 from .json_lines import BOM, DECODER, MAX_LINE_BYTES, InputLine, LeftOut, as_input_line, parse_line
 
 CHUNK_BYTES = 2**20
 MOST_VALUES = 4096
-AFTER_NUMBER = ",] \t\r\n"
-BLANK = re.compile(r"[ \t\r\n]*")
-BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def end_of_last_line(block: bytes) -> int:
 def json_document(path: Path, file: Bytes) -> Iterator[tuple[int, int, RawLines | ParsedLines]]:
     """A file named .json: an array of lines, read value by value; one object; or JSONL under the wrong name.
 
-    Raises UserError for an array that does not end, and for an object that is not JSON.
+    Raises UserError as `array_values` does, and for one object that is not JSON.
     """
     blocks = iter(partial(file.read, CHUNK_BYTES), b"")
     head = b""
@@ -95,7 +90,7 @@ def json_document(path: Path, file: Bytes) -> Iterator[tuple[int, int, RawLines 
             break
         head += more
     if head.removeprefix(BOM).lstrip().startswith(b"["):
-        yield from batches(path, array_values(path, text_of(path, chain([head.removeprefix(BOM)], blocks))))
+        yield from batches(path, array_values(path, text_of(chain([head.removeprefix(BOM)], blocks))))
         return
     parts = stretches(Joined(chain([head], blocks)))
     head = next(parts, b"")
@@ -113,15 +108,17 @@ def json_document(path: Path, file: Bytes) -> Iterator[tuple[int, int, RawLines 
 
 def one_object(path: Path, raw: bytes) -> ParsedLines | None:
     """The one object that is printed over the lines of a file; None where they are not one."""
+    text = raw.removeprefix(BOM).decode("utf-8", "surrogateescape")
     try:
-        value = DECODER.decode(raw.removeprefix(BOM).decode("utf-8"))
+        value = DECODER.decode(text)
     except LeftOut as fault:
         return ParsedLines((InputLine(path, 1, None, fault),))
     except (ValueError, RecursionError) as error:
         if b"\n" not in raw.strip():
             raise not_json(path, error) from error
         return None
-    return ParsedLines((as_input_line(path, 1, value),))
+    fault = bad_bytes(text)
+    return ParsedLines((InputLine(path, 1, None, fault) if fault else as_input_line(path, 1, value),))
 
 
 class Joined:
@@ -155,95 +152,3 @@ def batches(path: Path, values: Iterable[tuple[Any, int]]) -> Iterator[tuple[int
             held, num_bytes = [], 0
     if held:
         yield number - len(held) + 1, len(held), ParsedLines(tuple(held))
-
-
-def text_of(path: Path, parts: Iterable[bytes]) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for part in parts:
-            yield decoder.decode(part)
-        yield decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise UserError(f"input {str(path)!r} is not UTF-8: {error}", "UTF-8", "mend the file") from error
-
-
-def array_values(path: Path, parts: Iterator[str]) -> Iterator[tuple[Any, int]]:
-    """Each value of a JSON array and its size; a LeftOut for one that is nested too deeply or has a key twice.
-
-    Raises UserError where the array is not JSON or does not end.
-    """
-    text = Window(parts)
-    text.skip_blank()
-    text.at += 1
-    is_first = True
-    while (mark := text.skip_blank()) != "]":
-        if not is_first:
-            if mark != ",":
-                raise not_json(path, f"expected ',' or ']' after value {text.num_values}, found {mark[:1]!r}")
-            text.at += 1
-            text.skip_blank()
-        is_first = False
-        yield text.value(path)
-    text.at += 1
-    if text.skip_blank():
-        raise not_json(path, "more text after the end of the array")
-
-
-class Window:
-    """The part of a long text that is being read: `text` from `at` on is not used up yet."""
-
-    def __init__(self, parts: Iterator[str]) -> None:
-        self.parts = parts
-        self.text = ""
-        self.at = 0
-        self.num_values = 0
-
-    def more(self, size: int = 1) -> bool:
-        """Takes in at least `size` more characters where there are any; False at the end."""
-        taken: list[str] = []
-        num_taken = 0
-        while num_taken < size and (part := next(self.parts, None)) is not None:
-            taken.append(part)
-            num_taken += len(part)
-        self.text, self.at = self.text[self.at :] + "".join(taken), 0
-        return num_taken > 0
-
-    def skip_blank(self) -> str:
-        """The next character that is not blank; an empty text at the end."""
-        while True:
-            match = BLANK.match(self.text, self.at)
-            self.at = match.end() if match else self.at
-            if self.at < len(self.text) or not self.more():
-                return self.text[self.at : self.at + 1]
-
-    def value(self, path: Path) -> tuple[Any, int]:
-        """The value that starts here; more text is taken in until it is whole, a number's 1. or 1e too."""
-        self.num_values += 1
-        while True:
-            num_left = len(self.text) - self.at
-            try:
-                value, end = DECODER.raw_decode(self.text, self.at)
-                problem = "the array does not end"
-            except ValueError as error:
-                value, end, problem = None, len(self.text), str(error)
-            except (RecursionError, LeftOut) as error:
-                value = error if isinstance(error, LeftOut) else LeftOut("nested too deeply", str(error))
-                end, problem = self.end_of_value(), "the array does not end"
-            if end < len(self.text) and (not isinstance(value, (int, float)) or self.text[end] in AFTER_NUMBER):
-                size, self.at = end - self.at, end
-                return value, size
-            if num_left > MAX_LINE_BYTES or not self.more(num_left):
-                raise not_json(path, problem)
-
-    def end_of_value(self) -> int:
-        """Where the array or object that starts here ends; the window's end where it does not."""
-        depth = 0
-        for match in BRACKETS.finditer(self.text, self.at):
-            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-            if depth == 0:
-                return match.end()
-        return len(self.text)
-
-
-def not_json(path: Path, error: object) -> UserError:
-    return UserError(f"input {str(path)!r} is not JSON: {error}", "a JSON array of lines, or JSONL", "mend the file")

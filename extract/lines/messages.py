@@ -1,16 +1,17 @@
 """One message of a chat as every chat template reads it: role, text, thought, calls with their arguments as objects.
 
-Knows the names that public data sets give to roles, content parts and thoughts; knows no shape of a line and no
-template.
+Knows the names that public data sets give to roles and content parts; knows no shape of a line and no template.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .json_lines import LeftOut
 from .json_text import from_json_text, is_filled, json_of
 from .json_text import is_blank as is_blank
 from .json_text import short as short
+from .thoughts import THOUGHT_KEYS as THOUGHT_KEYS
+from .thoughts import with_one_thought
 from .tool_calls import BROKEN, calls_of
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
@@ -30,7 +31,8 @@ ROLE_NAMES = {
 CALL_ROLES = {"function_call", "tool_call"}
 """A message that is nothing but an assistant's call, as JSON; several in a row are calls of one turn."""
 TOOL_ROLES = {"tool", "function", "ipython"}
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+UNASKING_ROLES = {"system", "developer", "assistant"}
+"""Roles that ask for nothing: no server answers a chat of these alone."""
 TEXT_PARTS = {"text", "input_text", "output_text"}
 MEDIA_KEYS = {
     "image": "an image",
@@ -68,8 +70,8 @@ def messages_of(given: Any, text_role: str, key: str) -> list[Message]:
 def as_message(given: Any) -> Message:
     """One message with role and text content; other names become OpenAI's, nulls vanish, other keys stay.
 
-    An assistant's thought is in `reasoning_content`, wherever it came; a blank one is none. A `finish_reason` stays
-    as it is: an answer cut by a limit has no end mark to be trained on.
+    An assistant's thought is in `reasoning_content`, wherever it came (`thoughts`); a blank one is none. A
+    `finish_reason` stays as it is: an answer cut by a limit has no end mark to be trained on.
     Raises LeftOut for a role or content that no text model reads, for calls that are broken, and for a message
     without content: only an assistant's, which may be nothing but calls, is then an empty text.
     """
@@ -90,12 +92,20 @@ def as_message(given: Any) -> Message:
     message = {key: item for key, item in message.items() if key not in MEDIA_KEYS}  # empty ones
     if role != "assistant" and "content" not in message:
         raise LeftOut("no content", f"a {role} message has {short(sorted(message))} and no content")
+    text = message.get("text") if "content" in message else None
     message["content"] = text_of(message.get("content", ""), role)
+    if is_filled(text) and text != message["content"]:
+        raise LeftOut("shapes disagree", f"content and text of a {role} message")
     if role == "assistant":
         message = with_one_thought(message)
     if calls := calls_of(message, role):
         message["tool_calls"] = calls
     return {"role": role, **message}
+
+
+def is_asked(messages: Sequence[Message], turn: int) -> bool:
+    """True where something before message `turn`, counted from 0, asks for an answer: a user or a tool's result."""
+    return any(message["role"] not in UNASKING_ROLES for message in messages[:turn])
 
 
 def role_of(given: Mapping[str, Any]) -> Any:
@@ -124,45 +134,6 @@ def with_calls_of_content(message: Message) -> Message:
 def media_of(holder: Mapping[str, Any]) -> str:
     """Why a line or message with these keys cannot be read by a text model; an empty text where it can."""
     return next((f"needs {what}" for key, what in MEDIA_KEYS.items() if key in holder and is_filled(holder[key])), "")
-
-
-def with_one_thought(message: Message) -> Message:
-    """The thought under the key that templates read, once: the content then does not begin with it as well.
-
-    A thought that only the content holds stays there. Raises LeftOut where two places hold different ones.
-    """
-    thoughts = {key: message[key] for key in THOUGHT_KEYS if key in message}
-    message = {key: item for key, item in message.items() if key not in thoughts}
-    for key, thought in thoughts.items():
-        if not isinstance(thought, str):
-            raise LeftOut("not text", f"{key} of an assistant message is {short(thought)}")
-    said = {key: thought for key, thought in thoughts.items() if not is_blank(thought)}
-    if not said:
-        return message
-    thought = next(iter(said.values()))
-    content = message["content"]
-    while found := thought_at_start(content):
-        inner, content = found
-        if is_blank(inner):
-            continue
-        said["content"] = inner
-        if inner.strip() != thought.strip():
-            break
-    if len({text.strip() for text in said.values()}) > 1:
-        raise LeftOut("thoughts disagree", " and ".join(said))
-    return message | {"content": content, "reasoning_content": thought}
-
-
-def thought_at_start(content: str) -> tuple[str, str] | None:
-    """The thought that a content begins with, and the rest; None where there is none.
-
-    As templates and servers read it: one that is not closed has no rest, one that the prompt opened has no opening.
-    """
-    before, closing, rest = content.partition("</think>")
-    lead, opening, thought = before.partition("<think>")
-    if opening:
-        return (thought, rest.lstrip("\n")) if is_blank(lead) else None
-    return (before, rest.lstrip("\n")) if closing else None
 
 
 def join_calls(messages: list[Message], given: list[Any]) -> list[Message]:

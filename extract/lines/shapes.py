@@ -4,28 +4,32 @@ Accepted shapes:
 - `messages` (OpenAI), `conversations` or `conversation` (ShareGPT or roles), each a list or its JSON text;
 - `prompt` (text: + `input` or `context`, + `history`) with `completion`, `response` or `output`, as text or messages;
 - `instruction` (the same beside it) with `output`, `response` or `completion` (Alpaca, Dolly);
-- `input_ids` with `loss_mask`, `assistant_masks`, `completion_mask` or `labels` (padding of `attention_mask` cut off);
+- `input_ids` with `loss_mask`, `assistant_masks`, `completion_mask`, `labels` or `prompt_length` (padding of
+  `attention_mask` cut off);
 - where the target is to answer, `prompt` or `instruction` alone;
 - `text`, which the target goes on with. Beside any other shape it is not read: many data sets keep a rendered chat
   beside the chat, and whether the two agree cannot be told without the template that rendered it.
 
 A line that has several shapes must say the same in all, and what else it says of its question or its answer must be in
 them (`agreement`). Beside them `system`, `tools` or `functions`, `chat_template_kwargs`, `reasoning_content` and
-`finish_reason` of the last answer, `id`, `task`, `split` and `response_origin` are read, and `image`, `audio`, `video`
-and their plurals, which are left out; other keys are ignored. A null value is an absent key. Text stands for one
-message: it goes through the chat template like any other.
+`finish_reason` or `stop_reason` of the last answer, `id`, `task`, `split` and `response_origin` are read, and `image`,
+`audio`, `video` and their plurals, which are left out; other keys are ignored. A null value is an absent key. Text
+stands for one message: it goes through the chat template like any other.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..origins import ORIGINS, is_origin
 from .agreement import ANSWER_KEYS, check_answers, check_question, said, starts_with
+from .endings import KEYS as ENDING_KEYS
+from .endings import is_same_ending
 from .json_lines import InputLine, LeftOut
-from .json_text import from_json_text, is_blank, is_filled, short
-from .messages import MEDIA_KEYS, Message, as_message, media_of, messages_of, with_one_thought
+from .json_text import from_json_text, is_blank, is_filled, replacements_counted, short
+from .messages import MEDIA_KEYS, Message, as_message, media_of, messages_of
 from .prompts import read_instruction, read_prompt
+from .thoughts import ALL_KEYS, is_switch, with_one_thought
 from .token_lines import TOKEN_KEYS, Tokens, tokens_of
 from .tool_calls import tools_of
 
@@ -34,12 +38,14 @@ SPLITS = {"train": "train", "heldout": "heldout", "validation": "heldout", "test
 """What a line's own `split` means: validation and test, the names of other tools, are held out."""
 WHOLE_KEYS = ("messages", "conversations", "conversation")
 CHAT_KEYS = (*WHOLE_KEYS, *ANSWER_KEYS)
-NOT_OF_TEXT = ("system", "tools", "functions", "input", "context", "history", *ANSWER_KEYS, "answer")
+SYSTEM_KEYS = ("system", "system_prompt")
+NOT_OF_TEXT = (*SYSTEM_KEYS, "tools", "functions", "input", "context", "history", *ANSWER_KEYS, "answer")
 KEYS = TOKEN_KEYS.union(
     MEDIA_KEYS,
     CHAT_KEYS,
     NOT_OF_TEXT,
-    "prompt instruction text chat_template_kwargs reasoning_content finish_reason".split(),
+    ALL_KEYS,
+    "prompt instruction text chat_template_kwargs finish_reason stop_reason".split(),
     "id task split response_origin".split(),
 )
 """Every key that is read; the columns of a table that are."""
@@ -70,13 +76,17 @@ class Line:
     split: str | None
     task: str
     origin: str | None
+    num_replaced: int = 0
+    """Lone surrogates inside JSON that it holds as text, which became U+FFFD."""
 
 
 def line_meant(line: InputLine) -> Line:
     """What a line that was read means. Raises LeftOut where it could not be read, or means nothing."""
     if line.fault is not None or line.value is None:
         raise line.fault or LeftOut("not an object")
-    return understand(line.value)
+    with replacements_counted() as found:
+        meant = understand(line.value)
+    return replace(meant, num_replaced=sum(found.values())) if found else meant
 
 
 def shown_id(line: InputLine) -> str | None:
@@ -117,8 +127,8 @@ def content_of(value: dict[str, Any]) -> Chat | Tokens | Text:
         if "text" in value:
             return text_of_line(value)
         raise LeftOut("unknown shape", f"keys {short(sorted(value))}, expected {SHAPES}")
-    if "system" in value:
-        messages = with_system(messages, as_message({"role": "system", "content": value["system"]}))
+    if system := system_beside(value):
+        messages = with_system(messages, system)
     return Chat(messages, tools_in(value), options_of(value.get("chat_template_kwargs")))
 
 
@@ -145,19 +155,18 @@ def messages_in(value: dict[str, Any]) -> list[Message] | None:
 
 
 def with_facts_beside(messages: list[Message], value: dict[str, Any]) -> list[Message]:
-    """The chat with the thought and the finish_reason that its line holds for the last answer.
+    """The chat with the thought and the ending that its line holds for the last answer.
 
     Raises LeftOut where that answer has others.
     """
-    last = messages[-1]
+    last = dict(messages[-1])
     if last["role"] != "assistant":
         return messages
-    if "reasoning_content" in value:
-        last = with_one_thought(last | {"thinking": value["reasoning_content"]})
-    if "finish_reason" in value:
-        if last.get("finish_reason", value["finish_reason"]) != value["finish_reason"]:
-            raise LeftOut("shapes disagree", "finish_reason of the line and of its last answer")
-        last = last | {"finish_reason": value["finish_reason"]}
+    if beside := {key: value[key] for key in ALL_KEYS if key in value and not is_switch(value[key])}:
+        last = with_one_thought(last, beside)
+    for key in ENDING_KEYS:
+        if key in value and not is_same_ending(last.setdefault(key, value[key]), value[key]):
+            raise LeftOut("shapes disagree", f"{key} of the line and of its last answer")
     return [*messages[:-1], last]
 
 
@@ -188,14 +197,22 @@ def options_of(given: Any) -> dict[str, Any]:
     return options or {}
 
 
+def system_beside(value: dict[str, Any]) -> Message | None:
+    """The system message that a line holds beside its chat; a blank one is none. Raises LeftOut where two differ."""
+    given = [as_message({"role": "system", "content": value[key]}) for key in SYSTEM_KEYS if key in value]
+    filled = [message for message in given if not is_blank(message["content"])]
+    if any(message != filled[0] for message in filled):
+        raise LeftOut("shapes disagree", " and ".join(SYSTEM_KEYS))
+    return filled[0] if filled else None
+
+
 def with_system(messages: list[Message], system: Message) -> list[Message]:
-    """The chat under the system message that its line holds beside it; a blank one is none."""
+    """The chat under the system message that its line holds beside it."""
     first = messages[0]
-    is_same = first["role"] in ("system", "developer") and first["content"] == system["content"]
-    if is_same or is_blank(system["content"]):
+    if first["role"] in ("system", "developer") and first["content"] == system["content"]:
         return messages
     if first["role"] == "system":
-        raise LeftOut("shapes disagree", "system and the chat's own system message")
+        raise LeftOut("shapes disagree", "the system text of the line and the chat's own system message")
     return [system, *messages]
 
 

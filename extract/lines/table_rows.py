@@ -13,13 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .json_lines import DECODER, LeftOut, without_surrogates
+from .json_lines import DECODER, LeftOut
 from .messages import MEDIA_KEYS
 from .token_lines import TOKEN_KEYS
 
 UNREAD = "(not read)"
 Row = dict[str, Any] | Exception
 """A row, or why one of its values has no form in Python."""
+NO_FORM = (ValueError, OverflowError, pa.ArrowException)
+LABELS = ("id", "task")
+"""Columns that are shown to people and trained on by nobody."""
 
 
 def shared(names: list[str], columns: Collection[str] | None) -> tuple[list[str], list[str]]:
@@ -103,15 +106,39 @@ def is_number(kind: pa.DataType) -> bool:
 def python_rows(batch: pa.RecordBatch) -> list[Row]:
     """All rows at once; one by one where a value cannot be converted, to find whose it is.
 
-    Such values are text that is not UTF-8, and times outside of what `datetime` holds.
+    Such values are text that is not UTF-8, and times outside of what `datetime` holds. They cost the row, but not
+    under the names of LABELS.
     """
     try:
         return list(batch.to_pylist())
-    except (ValueError, OverflowError, pa.ArrowException) as error:
+    except NO_FORM:
         if batch.num_rows == 1:
-            return [error]
+            return [row_with_labels(batch)]
         half = batch.num_rows // 2
         return python_rows(batch.slice(0, half)) + python_rows(batch.slice(half))
+
+
+def row_with_labels(batch: pa.RecordBatch) -> Row:
+    """One row whose labels are written as Arrow writes them; the error itself where another value has no form."""
+    labels = [name for name in LABELS if name in batch.schema.names]
+    others = [name for name in batch.schema.names if name not in labels]
+    try:
+        row = batch.select(others).to_pylist()[0] if others else {}
+    except NO_FORM as error:
+        return error
+    return row | {name: label_of(batch[name]) for name in labels}
+
+
+def label_of(column: pa.Array) -> Any:
+    """The one value of a column, in Arrow's spelling where it has no form in Python; `UNREAD` where it has none."""
+    try:
+        return column[0].as_py()
+    except NO_FORM:
+        pass
+    try:
+        return column.cast(pa.string())[0].as_py()
+    except NO_FORM:
+        return UNREAD
 
 
 def holds_json(kind: pa.DataType) -> bool:
@@ -126,12 +153,12 @@ def is_json(kind: pa.DataType) -> bool:
 
 
 def parsed_json(value: Any, kind: pa.DataType) -> Any:
-    """The value with what is JSON text by its type parsed.
+    """The value with what is JSON text by its type parsed; lone surrogates stay.
 
     Raises ValueError where it is no JSON, LeftOut where one of its objects gives a key twice.
     """
     if is_json(kind):
-        return without_surrogates(DECODER.decode(value))[0] if isinstance(value, str) else value
+        return DECODER.decode(value) if isinstance(value, str) else value
     if pa.types.is_struct(kind) and isinstance(value, dict):
         return {key: parsed_json(item, kind.field(key).type) for key, item in value.items()}
     if is_list(kind) and isinstance(value, list):

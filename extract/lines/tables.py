@@ -6,19 +6,22 @@ the middle: its rows travel inside the chunk. Of the columns only those asked fo
 other column is nobody's concern.
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .arrow_file import ArrowFile, broken
+from .arrow_file import ArrowFile, broken, check_names
 from .dataset_folders import SavedDataset
-from .json_lines import InputLine, LeftOut
-from .table_rows import rows_of, shared, slim
+from .json_lines import InputLine, LeftOut, as_input_line
+from .table_rows import holds_json, rows_of, shared, slim
 
 ROWS_AT_ONCE = 256
 BYTES_AT_ONCE = 2**24
@@ -67,12 +70,13 @@ def as_lines(
     source: Path, first: int, batch: pa.RecordBatch, keys: Collection[str] | None, left_behind: Sequence[str] = ()
 ) -> Iterator[InputLine]:
     read, unread = shared(batch.schema.names, keys)
+    is_clean = not any(map(holds_json, batch.schema.types))  # Arrow's own text is UTF-8, which holds no surrogate
     for number, row in enumerate(rows_of(batch, read, [*left_behind, *unread]), start=first):
         if isinstance(row, Exception):
             fault = row if isinstance(row, LeftOut) else LeftOut("unreadable value", str(row))
             yield InputLine(source, number, None, fault)
         else:
-            yield InputLine(source, number, row)
+            yield as_input_line(source, number, row, is_clean=is_clean)
 
 
 def arrow_chunks(paths: Iterable[Path]) -> Iterator[tuple[int, int, ArrowRows]]:
@@ -157,19 +161,16 @@ def index_rows(path: Path) -> Iterator[np.ndarray]:
 def parquet_chunks(path: Path, keys: Collection[str] | None) -> Iterator[tuple[int, int, CarriedRows]]:
     """All rows of a Parquet file in order, of the columns `keys` (None: all), a chunk at a time."""
     first = 1
-    try:
-        with pq.ParquetFile(path, buffer_size=2**20) as file:
-            read, unread = shared(file.schema_arrow.names, keys)
-            step = rows_at_once(parquet_bytes(file.metadata), file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=step, columns=read):
-                sink = pa.BufferOutputStream()
-                slimmed = slim(batch)
-                with pa.ipc.new_stream(sink, slimmed.schema) as stream:
-                    stream.write_batch(slimmed)
-                yield first, batch.num_rows, CarriedRows(sink.getvalue().to_pybytes(), tuple(unread))
-                first += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise broken(path, "a whole Parquet file", error) from error
+    with parquet_file(path, buffer_size=2**20) as file:
+        read, unread = shared(file.schema_arrow.names, keys)
+        step = rows_at_once(parquet_bytes(file.metadata), file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=step, columns=read):
+            sink = pa.BufferOutputStream()
+            slimmed = slim(batch)
+            with pa.ipc.new_stream(sink, slimmed.schema) as stream:
+                stream.write_batch(slimmed)
+            yield first, batch.num_rows, CarriedRows(sink.getvalue().to_pybytes(), tuple(unread))
+            first += batch.num_rows
 
 
 def parquet_bytes(metadata: pq.FileMetaData) -> int:
@@ -179,18 +180,27 @@ def parquet_bytes(metadata: pq.FileMetaData) -> int:
     return sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in columns)
 
 
+@contextmanager
+def parquet_file(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Raises UserError for a file without a Parquet file's end, and for columns of one name."""
+    try:
+        with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source, **options) as file:
+            check_names(path, file.schema_arrow.names)
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise broken(path, "a whole Parquet file", error) from error
+
+
 def check_arrow(path: Path) -> None:
-    """Raises UserError for a file that does not begin (IPC files: end) as Arrow."""
-    with ArrowFile(path):
-        pass
+    """Raises UserError for a file that is not Arrow from its beginning to its end."""
+    with ArrowFile(path) as file:
+        file.check_end()
 
 
 def check_parquet(path: Path) -> None:
-    """Raises UserError for a file without a Parquet file's end."""
-    try:
-        pq.ParquetFile(path).close()
-    except (pa.ArrowException, OSError) as error:
-        raise broken(path, "a whole Parquet file", error) from error
+    """Raises UserError as `parquet_file` does."""
+    with parquet_file(path):
+        pass
 
 
 def rows_at_once(num_bytes: int, num_rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Lines of ready token ids: which are trained on, by masks or by labels.
+"""Lines of ready token ids: which are trained on, by masks, by labels or by where the prompt ends.
 
 Knows lists of JSON and arrays of Arrow; both give arrays. Knows no tokenizer.
 """
@@ -14,7 +14,9 @@ from .messages import short
 
 MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask")
 """Names of one thing: ours, and those that transformers and TRL write. 1 or true is trained on."""
-TOKEN_KEYS = frozenset({"input_ids", "labels", "attention_mask", *MASK_KEYS})
+PROMPT_KEY = "prompt_length"
+"""How many ids are the prompt: all after them are trained on."""
+TOKEN_KEYS = frozenset({"input_ids", "labels", "attention_mask", PROMPT_KEY, *MASK_KEYS})
 IGNORED_LABEL = -100  # transformers' and torch's: cross_entropy(ignore_index=-100)
 
 
@@ -27,7 +29,7 @@ class Tokens:
 
 
 def tokens_of(value: Mapping[str, Any]) -> Tokens:
-    """The ids of a line and their mask: that of a mask key or of `labels`; without either nothing is trained on.
+    """The ids of a line and their mask, by a mask key, `labels` or `prompt_length`; without any nothing is trained on.
 
     Raises LeftOut for what is no list of ids, a mask or labels that do not fit them, and masks that disagree.
     """
@@ -37,8 +39,12 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
     masks = {key: mask_of(value[key], len(ids), key) for key in MASK_KEYS if key in value}
     if "labels" in value:
         masks["labels"] = mask_of_labels(ids, value["labels"])
+    if PROMPT_KEY in value:
+        masks[PROMPT_KEY] = mask_after(value[PROMPT_KEY], len(ids))
     if "attention_mask" in value:
         kept = unpadded(mask_of(value["attention_mask"], len(ids), "attention_mask"))
+        if kept.start and PROMPT_KEY in masks:
+            raise LeftOut("broken prompt length", f"{kept.start} ids of padding come first: does it count them?")
         ids, masks = ids[kept], {key: mask[kept] for key, mask in masks.items()}
     name, mask = next(iter(masks.items()), ("", np.zeros(len(ids), bool)))
     for other, another in masks.items():
@@ -70,6 +76,13 @@ def mask_of(given: Any, length: int, key: str) -> np.ndarray:
         what = "attention" if key == "attention_mask" else "loss"
         raise LeftOut(f"broken {what} mask", f"{key} is {short(given)} for {length} ids")
     return row.astype(bool)
+
+
+def mask_after(given: Any, length: int) -> np.ndarray:
+    """The loss mask [S] of ids that begin with a prompt of so many."""
+    if type(given) is not int or not 0 <= given <= length:
+        raise LeftOut("broken prompt length", f"{PROMPT_KEY} is {short(given)} for {length} ids")
+    return np.arange(length) >= given
 
 
 def mask_of_labels(ids: np.ndarray, given: Any) -> np.ndarray:

@@ -5,19 +5,22 @@ Knows lines, chats and the client; knows nothing of folders and reruns but what 
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...progress import say
 from ..lines.json_lines import InputLine, LeftOut
+from ..lines.json_text import json_of
 from ..lines.messages import Message
 from ..lines.shapes import Chat, Line, line_meant, options_under, shown_id
 from ..origins import target_origin
 from .client import Client
 from .config import RegenerateConfig
-from .conversation import Conversation, converse
+from .conversation import Conversation, as_sent, converse
 from .journal import Journal
 from .replies import Reply, TurnFailed
+from .served import ServedModel
 from .target_check import TargetCheck
 
 LINES_AT_ONCE = 64  # that need no request, before requests on their way get their turn
@@ -35,7 +38,7 @@ class Asker:
         journal: Journal,
         *,
         names: Sequence[str],
-        model: str,
+        served: ServedModel,
         check: TargetCheck | None,
         shown: Any,
     ) -> None:
@@ -43,7 +46,7 @@ class Asker:
         self.client = client
         self.journal = journal
         self.names = names
-        self.model = model
+        self.served = served
         self.check = check
         self.shown = shown
         self.origin = target_origin(config.temperature)
@@ -87,15 +90,19 @@ class Asker:
         return None
 
     def chat_of(self, meant: Line) -> Chat:
-        """The chat of a line under all its template options. Raises LeftOut where there is none to ask."""
+        """The chat of a line under all its template options. Raises LeftOut where there is none to ask, or to send."""
         if not isinstance(meant.content, Chat):
             raise LeftOut(f"{type(meant.content).__name__.lower()}, no chat", "only chats are sent to a server")
         options = options_under(self.config.template, meant.content.options)
+        messages = [as_sent(message) for message in meant.content.messages]
+        for name, value in (("messages", messages), ("tools", meant.content.tools), ("template options", options)):
+            json_of(value, "no JSON to send", name)
         return Chat(meant.content.messages, meant.content.tools, options)
 
     async def answer(self, source: int, line: InputLine, meant: Line, chat: Chat) -> None:
         """Asks all turns of one chat and writes what came of it."""
         num_checked = 0
+        said: dict[str, str] = {}
 
         async def ask(messages: list[Message], turn: int) -> Reply:
             nonlocal num_checked
@@ -103,9 +110,12 @@ class Asker:
                 messages = [without_thought(message) for message in messages]
             prompt = self.check.prompt(messages, chat.tools, chat.options) if self.check else None
             endpoint, reply = await self.client.ask(self.body(messages, chat, (source, line.number, turn)))
+            self.served.compare(endpoint, reply.model)
             if self.check and prompt:
                 self.check.compare(endpoint, prompt, reply)
                 num_checked += 1
+            if reply.model is not None:
+                said[endpoint.shown_url] = reply.model
             self.tokens += reply.completion_tokens or 0
             return reply
 
@@ -116,12 +126,12 @@ class Asker:
         except TurnFailed as fault:
             self.leave_out(source, line, "failed", fault.reason, fault.detail)
         else:
-            self.keep(source, line, meant, chat, done, num_checked)
+            self.keep(source, line, meant, chat, done, num_checked, said)
 
     def body(self, messages: list[Message], chat: Chat, place: tuple[int, int, int]) -> dict[str, Any]:
         config = self.config
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": self.served.asked,
             "messages": [with_both_names(message) for message in messages],
             "temperature": config.temperature,
             "max_tokens": config.max_new_tokens,
@@ -135,16 +145,26 @@ class Asker:
         }
         return body | {key: value for key, value in optional.items() if value is not None} | config.extra
 
-    def keep(self, source: int, line: InputLine, meant: Line, chat: Chat, done: Conversation, num_checked: int) -> None:
+    def keep(
+        self,
+        source: int,
+        line: InputLine,
+        meant: Line,
+        chat: Chat,
+        done: Conversation,
+        num_checked: int,
+        said: dict[str, str],
+    ) -> None:
+        """Writes the answered chat. `said`: by endpoint, the name that its replies gave the model."""
         row = {
             "messages": done.messages,
             "tools": chat.tools,
             "chat_template_kwargs": chat.options,
             "response_origin": self.origin,
-            "response_model": self.model,
+            "response_model": next(iter(said.values()), self.served.asked),
             "task": meant.task,
             "split": meant.split,
-            "id": (line.value or {}).get("id"),
+            "id": written_id((line.value or {}).get("id")),
             "source": self.names[source],
             "source_line": line.number,
             "ended": done.ended,
@@ -153,10 +173,11 @@ class Asker:
             "answers": done.num_answers,
             "cut": done.num_cut,
             "checked": num_checked,
+            "replaced": line.num_replaced,
             "prompt_tokens": done.prompt_tokens,
             "completion_tokens": done.completion_tokens,
         }
-        self.write(source, line, "answered", {"row": row, "counts": counts})
+        self.write(source, line, "answered", {"row": row, "counts": counts, "said": said})
 
     def leave_out(self, source: int, line: InputLine, outcome: str, reason: str, detail: str) -> None:
         row = {
@@ -182,6 +203,15 @@ class Asker:
         while True:
             await asyncio.sleep(self.config.sync_s)
             await asyncio.to_thread(self.journal.sync)
+
+
+def written_id(known: Any) -> Any:
+    """The line's own id; as text where JSON has no such value: NaN, infinity, a time or bytes of a table."""
+    try:
+        json.dumps(known, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(known)
+    return known
 
 
 def without_thought(message: Message) -> Message:

@@ -119,7 +119,7 @@ class Client:
 
         Raises TurnFailed where it has none, UserError where no request would, NoEndpoint where nobody answers.
         """
-        data = json.dumps(body, default=str).encode()
+        data = json.dumps(body, allow_nan=False).encode()
         tries = 0
         while True:
             endpoint = await self.pool.acquire()

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..lines.json_lines import LeftOut
-from ..lines.messages import Message
+from ..lines.messages import Message, is_asked
 from .replies import Reply, TurnFailed
 
 SENT_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-UNASKED_ROLES = ("system", "developer", "assistant")
 RESULT_ROLES = ("tool", "function", "ipython")
 Ask = Callable[[list[Message], int], Awaitable[Reply]]
 """ask(messages so far, number of the turn from 0): the answer. Raises TurnFailed."""
@@ -85,21 +84,20 @@ async def converse(messages: Sequence[Message], ask: Ask) -> Conversation:
 def questions_of(messages: Sequence[Message]) -> list[Question]:
     """What is asked, in order: the messages before each answer of the input, and those after the last.
 
-    An answer to nothing (a greeting at the start) is dropped; answers in a row are one. Raises
-    LeftOut where nothing is asked.
+    An answer to nothing (a greeting at the start) is given as it is, with the first question; answers in a row are
+    one. Raises LeftOut where nothing is asked.
     """
     found: list[Question] = []
     given: list[Message] = []
-    for message in messages:
-        if message["role"] != "assistant":
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant" or not is_asked(messages, turn):
             given.append(message)
             continue
-        if any(before["role"] not in UNASKED_ROLES for before in given):
+        if given:
             found.append(Question(given))
             given = []
-        if found and not given:
-            found[-1].calls += message.get("tool_calls", [])
-    if any(before["role"] not in UNASKED_ROLES for before in given):
+        found[-1].calls += message.get("tool_calls", [])
+    if given and is_asked(messages, len(messages)):
         found.append(Question(given))
     if not found:
         raise LeftOut("no question", "the chat holds no user turn to answer")
@@ -122,7 +120,7 @@ def as_sent(message: Message) -> Message:
 
 def arguments_text(call: dict[str, Any]) -> str:
     arguments = call["function"].get("arguments", {})
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def same_calls(made: Sequence[Any], expected: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ waits for ever: where no endpoint has answered for `give_up_s` seconds, `NoEndpo
 """
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +41,11 @@ class Endpoint:
     """Monotonic time before which it gets nothing, seconds."""
     is_proven: bool = False
     """A prompt's length was compared here, and equal."""
+
+    @property
+    def shown_url(self) -> str:
+        """The URL as it is written down: without a name and password."""
+        return re.sub(r"//[^/@]*@", "//", self.url)
 
 
 class EndpointPool:

@@ -2,7 +2,8 @@
 
 One record a line: `CRC32 SOURCE NUMBER OUTCOME JSON`, the checksum over all that follows it; the first holds the facts
 of the run. A kill or a power cut leaves at most a torn tail, which the next start cuts off: a line is done
-when its whole record is there, and is done again otherwise. Knows no chats and no servers.
+when its whole record is there, and is done again otherwise. A record that a disk damaged is passed over, and those
+behind it hold. Knows no chats and no servers.
 """
 
 import json
@@ -19,7 +20,7 @@ from ...progress import say
 from ...store.files import fsync_folder, storage_error, write_all
 
 OUTCOMES = ("answered", "failed", "skipped")
-UNKNOWN, NEWLINE = 0, b"\n"
+UNKNOWN, FAILED, NEWLINE = 0, OUTCOMES.index("failed") + 1, b"\n"
 
 
 class Journal:
@@ -48,16 +49,24 @@ class Journal:
 
     def read(self, retry_failed: bool) -> None:
         """Finds the last whole record of every line, and cuts the file behind the last of all."""
+        num_damaged = num_pending = 0  # broken lines before a whole record, and those behind the last one
         with self.path.open("rb") as file:
-            self.size_bytes = len(file.readline())
+            self.size_bytes = place = len(file.readline())
             for line in file:
                 parts = checked(line)
                 if parts is None:
-                    break
-                source, number, outcome = int(parts[0]), int(parts[1]), parts[2].decode()
-                if not (retry_failed and outcome == "failed"):
-                    self.note(source, number, outcome, self.size_bytes)
-                self.size_bytes += len(line)
+                    num_pending += 1
+                else:
+                    if num_pending:
+                        self.forget_failed()
+                        num_damaged, num_pending = num_damaged + num_pending, 0
+                    source, number, outcome = int(parts[0]), int(parts[1]), parts[2].decode()
+                    if not (retry_failed and outcome == "failed"):
+                        self.note(source, number, outcome, place)
+                    self.size_bytes = place + len(line)
+                place += len(line)
+        if num_damaged:
+            say(f"{self.path}: {num_damaged:,} damaged records are passed over, their lines are asked again")
         torn_bytes = os.fstat(self.fd).st_size - self.size_bytes
         if torn_bytes:
             say(f"{self.path}: {torn_bytes:,} bytes of a record that was not finished are cut off")
@@ -73,6 +82,14 @@ class Journal:
             self.counts[OUTCOMES[outcomes[number] - 1]] -= 1
         places[number], outcomes[number] = place, OUTCOMES.index(outcome) + 1
         self.counts[outcome] += 1
+
+    def forget_failed(self) -> None:
+        """Before a damaged record: it may say that one of these was answered in a later try."""
+        for outcomes in self.outcomes:
+            for number, outcome in enumerate(outcomes):
+                if outcome == FAILED:
+                    outcomes[number] = UNKNOWN
+        del self.counts["failed"]
 
     def has(self, source: int, number: int) -> bool:
         return number < len(self.outcomes[source]) and self.outcomes[source][number] != UNKNOWN
@@ -116,11 +133,14 @@ def record_line(source: int, number: int, outcome: str, record: dict[str, Any]) 
 
 
 def as_json(value: Any) -> bytes:
-    """JSON as UTF-8; a value that holds lone surrogates, which have no UTF-8, in ASCII escapes."""
+    """JSON as UTF-8; a value that holds lone surrogates, which have no UTF-8, in ASCII escapes.
+
+    Raises ValueError or TypeError for what JSON does not hold: NaN, infinity, times, bytes.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, default=str).encode()
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        return json.dumps(value, default=str).encode()
+        return json.dumps(value, allow_nan=False).encode()
 
 
 def checked(line: bytes) -> list[bytes] | None:
@@ -143,12 +163,24 @@ def record_at(file: BinaryIO, path: Path, place: int) -> dict[str, Any]:
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """The facts that a journal was begun with; None where there is none, or not even its first record is whole."""
+    """The facts that a journal was begun with; None where there is none, or it ends within its first record.
+
+    Raises UserError for a first record that is damaged: those behind it may hold answers.
+    """
     try:
         with path.open("rb") as file:
-            parts = checked(file.readline())
+            first = file.readline()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise storage_error(error, path) from error
-    return None if parts is None else json.loads(parts[3])
+    if not first.endswith(NEWLINE):
+        return None
+    parts = checked(first)
+    if parts is None or parts[2] != b"facts":
+        raise UserError(
+            f"{str(path)!r} is damaged: its first record does not hold the facts of the run",
+            "a journal as `dflash regenerate` wrote it",
+            "bring back a copy of it, or choose another --out; to remove it gives up the answers in it",
+        )
+    return json.loads(parts[3])

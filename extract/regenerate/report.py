@@ -1,11 +1,13 @@
 """The finished folder: responses.jsonl, left-out.jsonl, regenerate.json, and how it is told.
 
 Knows journal records and files, no servers. A record holds `row`, which is written as it is, and
-`counts`, which are summed; so the same journal gives the same bytes, however often it was interrupted.
+`counts`, which are summed, and `said`, the name of the model in the replies by endpoint; so the same journal gives
+the same bytes, however often it was interrupted. regenerate.json holds size and hash of the other two files.
 """
 
+import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -18,7 +20,7 @@ from .journal import Journal, as_json
 
 RESPONSES_NAME, LEFT_OUT_NAME, REPORT_NAME = "responses.jsonl", "left-out.jsonl", "regenerate.json"
 BUFFER_BYTES = 2**20
-SUMMED = ("answers", "cut", "checked", "prompt_tokens", "completion_tokens")
+SUMMED = ("answers", "cut", "checked", "replaced", "prompt_tokens", "completion_tokens")
 
 
 class LineFile(NewFile):
@@ -27,6 +29,7 @@ class LineFile(NewFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.held = bytearray()
+        self.digest = hashlib.sha256()
 
     def add(self, row: dict[str, Any]) -> None:
         self.held += as_json(row) + b"\n"
@@ -35,11 +38,16 @@ class LineFile(NewFile):
 
     def flush(self) -> None:
         held, self.held = self.held, bytearray()
+        self.digest.update(held)
         self.write(held)
 
     def finish(self) -> int:
         self.flush()
         return super().finish()
+
+    def facts(self) -> dict[str, Any]:
+        """Size and hash of the finished file."""
+        return {"size_bytes": self.size_bytes, "sha256": self.digest.hexdigest()}
 
 
 def finish(folder: Path, journal: Journal, facts: dict[str, Any], lines_in: int) -> dict[str, Any]:
@@ -51,6 +59,7 @@ def finish(folder: Path, journal: Journal, facts: dict[str, Any], lines_in: int)
     outcomes: Counter[str] = Counter()
     sums: Counter[str] = Counter(dict.fromkeys(SUMMED, 0))
     reasons: dict[str, Counter[str]] = {"failed": Counter(), "skipped": Counter(), "ended": Counter()}
+    said: defaultdict[str, set[str]] = defaultdict(set)
     first = ""
     with LineFile(folder / RESPONSES_NAME) as responses, LineFile(folder / LEFT_OUT_NAME) as left_out:
         for outcome, record in journal.records():
@@ -58,6 +67,8 @@ def finish(folder: Path, journal: Journal, facts: dict[str, Any], lines_in: int)
             outcomes[outcome] += 1
             if outcome == "answered":
                 sums.update(record["counts"])
+                for url, name in record["said"].items():
+                    said[url].add(name)
                 if row["ended"] is not None:
                     reasons["ended"][row["ended"]] += 1
                 responses.add(row)
@@ -75,8 +86,11 @@ def finish(folder: Path, journal: Journal, facts: dict[str, Any], lines_in: int)
         **{name: outcomes[name] for name in ("answered", "failed", "skipped")},
         **{f"{name}_reasons": dict(sorted(found.items())) for name, found in reasons.items()},
         **sums,
+        "models": {url: sorted(names) for url, names in sorted(said.items())},
     }
-    content = json.dumps({"facts": facts, "report": report}, indent=2)
+    facts = facts | {"answered_as": sorted(set().union(*said.values()))}
+    files = {RESPONSES_NAME: responses.facts(), LEFT_OUT_NAME: left_out.facts()}
+    content = json.dumps({"facts": facts, "report": report, "files": files}, indent=2)
     publish(folder / REPORT_NAME, f"{content}\n".encode())
     return report
 
@@ -90,20 +104,6 @@ def nothing_answered(lines_in: int, first: str, folder: Path) -> UserError:
         "chats that the served model answers",
         f"see {str(folder / LEFT_OUT_NAME)!r}, mend the cause, and give the command again",
     )
-
-
-def read_finished(folder: Path) -> dict[str, Any] | None:
-    """Facts and report of a finished folder; None where it is not finished."""
-    path = folder / REPORT_NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {"facts": content["facts"], "report": content["report"]}
-    except FileNotFoundError:
-        return None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{str(path)!r} cannot be read: {error}", "facts and report", "remove it; the same command writes it again"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,11 @@ class RegenerateReport:
             )
         else:
             lines.append("no prompt was compared with a target's own template; --target T does it")
+        for url, names in c["models"].items():
+            if names != [facts["model"]]:
+                lines.append(f"{url}: its replies name the model {', '.join(names)}")
+        if c["replaced"]:
+            lines.append(f"{c['replaced']:,} lone surrogates of the input replaced by U+FFFD")
         for endpoint in self.endpoints:
             aside = f", set aside {endpoint.times_aside:,} times" if endpoint.times_aside else ""
             lines.append(f"{endpoint.url}: {endpoint.replies:,} replies, {endpoint.retries:,} tries again{aside}")

@@ -24,11 +24,13 @@ from .asking import Asker, Numbered
 from .client import Client
 from .config import RegenerateConfig
 from .endpoints import NoEndpoint
+from .finished import Finished, missing_files, read_finished
 from .journal import Journal, read_facts
-from .report import LEFT_OUT_NAME, REPORT_NAME, RESPONSES_NAME, RegenerateReport, finish, read_finished
+from .report import LEFT_OUT_NAME, REPORT_NAME, RESPONSES_NAME, RegenerateReport, finish
+from .served import ServedModel, name_in
 from .target_check import TargetCheck
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 JOURNAL_NAME, LOCK_NAME = "journal.log", ".lock"
 OWN_NAMES = (RESPONSES_NAME, LEFT_OUT_NAME, REPORT_NAME, JOURNAL_NAME, LOCK_NAME)
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_new_tokens")
@@ -37,8 +39,9 @@ SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_new_tokens")
 def regenerate(config: RegenerateConfig, inputs: Sequence[str]) -> RegenerateReport:
     """Fills the folder `config.out`, goes on with it, or finds it finished.
 
-    Raises UserError for a missing input, a folder of other settings or in use, a server that cannot be reached
-    or refuses everything, and a server whose prompts are not the target's; what was answered stays.
+    Raises UserError for a missing input, a folder of other settings, in use or with changed files, a server that
+    cannot be reached or refuses everything, one whose prompts are not the target's, and servers whose replies name
+    different models; what was answered stays.
     """
     with opened_sources(inputs) as sources:
         check_formats(sources)
@@ -57,18 +60,21 @@ def regenerate_sources(config: RegenerateConfig, sources: Sequence[Path]) -> Reg
     with FolderLock(folder, name=LOCK_NAME):
         remove_temporaries(folder)
         done = read_finished(folder)
-        if done is None or (config.retry_failed and done["report"]["failed"]):
+        missing = missing_files(folder, done) if done else []
+        if done is None or (config.retry_failed and done.report["failed"]):
             require_journal(folder, is_finished=done is not None)
             return asyncio.run(answer_all(config, folder, sources, facts, check))
-        if config.target is not None and not done["report"]["checked"]:
+        if config.target is not None and not done.report["checked"]:
             raise UserError(
                 f"{str(folder)!r} is finished, and no prompt of it was compared with a target: {config.target!r} "
                 "checks nothing now",
                 "a target that is given before the lines are answered",
                 "drop --target, or choose another --out",
             )
-        require_same(folder, done["facts"], facts | {"model": config.model or done["facts"]["model"]})
-        return RegenerateReport(folder, done["facts"], done["report"], is_new=False, target=config.target)
+        require_same(folder, done.facts, facts | {"model": config.model or done.facts["model"]})
+        if missing:
+            write_again(folder, done, len(sources), missing)
+        return RegenerateReport(folder, done.facts, done.report, is_new=bool(missing), target=config.target)
 
 
 def target_check(config: RegenerateConfig) -> TargetCheck | None:
@@ -110,6 +116,26 @@ def require_journal(folder: Path, *, is_finished: bool) -> None:
         )
 
 
+def write_again(folder: Path, done: Finished, num_sources: int, missing: Sequence[str]) -> None:
+    """Files that a finished folder lost, from its journal. Raises UserError where that does not hold all lines."""
+    path, lines_in = folder / JOURNAL_NAME, done.report["lines_in"]
+    num_held = 0
+    if (facts := read_facts(path)) is not None:
+        require_same(folder, facts, done.facts)
+        with closing(Journal(path, facts, num_sources)) as journal:
+            num_held = journal.counts.total()
+            if num_held == lines_in:
+                say(f"{', '.join(missing)} of the finished folder {folder} is gone: written again from the journal")
+                finish(folder, journal, facts, lines_in)
+                return
+    raise UserError(
+        f"{str(folder / missing[0])!r} of a finished folder is gone, and its journal holds {num_held:,} of "
+        f"{lines_in:,} lines",
+        "the file, or the whole journal.log from which it is written again",
+        f"bring one of them back; or remove {REPORT_NAME}, and the same command asks for the lines that are lost",
+    )
+
+
 def facts_of(config: RegenerateConfig, sources: Sequence[Path], check: TargetCheck | None) -> dict[str, Any]:
     """What decides the answers, the model aside, and the target; a run that goes on must find it unchanged."""
     return {
@@ -127,7 +153,11 @@ def facts_of(config: RegenerateConfig, sources: Sequence[Path], check: TargetChe
 
 
 def require_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raises UserError with the first fact that differs, and both of its values; a target not given is the same."""
+    """Raises UserError with the first fact that differs, and both of its values; a target not given is the same.
+
+    What replies name the model, `answered_as`, is no setting: `ServedModel` compares it.
+    """
+    old, new = ({name: fact for name, fact in facts.items() if name != "answered_as"} for facts in (old, new))
     old = {"target": None} | old  # a folder of an earlier version holds none
     if new["target"] is None:
         new = new | {"target": old["target"]}
@@ -150,14 +180,15 @@ async def answer_all(
         path = folder / JOURNAL_NAME
         if (old := read_facts(path)) is not None:
             require_same(folder, old, facts)
-            facts = facts | {"target": old.get("target")}
+            facts = facts | {"target": old["target"]}
         count = num_lines(sources, config.limit)
         with (
             closing(Journal(path, facts, len(sources), retry_failed=config.retry_failed)) as journal,
             bar("regenerate", " lines", total=count, initial=journal.counts.total()) as shown,
         ):
             names = short_names(sources)
-            asker = Asker(config, client, journal, names=names, model=model, check=check, shown=shown)
+            served = ServedModel(model, name_in(journal))
+            asker = Asker(config, client, journal, names=names, served=served, check=check, shown=shown)
             try:
                 await asker.run(islice(numbered(sources), config.limit))
             except NoEndpoint as error:

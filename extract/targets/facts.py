@@ -14,7 +14,7 @@ from .base import TargetFacts
 from .fingerprint import text_sha256, tokenizer_sha256, weights_sha256
 from .source import Source, check_tensor_files, locate, tensor_files
 
-CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 
 
 def load_tokenizer(name: str) -> Any:
@@ -142,6 +142,21 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def is_quantized(config: Any) -> bool:
+    return quantization_of(config) is not None
+
+
+def quantization_of(config: Any) -> str | None:
+    """How the tensor files are quantized ('fp8', 'mxfp4'), by the config's own word; None for plain weights."""
+    found = first_of(config, ("quantization_config",), None) or first_of(
+        text_config(config), ("quantization_config",), None
+    )
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSide:
     """What turning chats into samples needs of a target: no weights, no fingerprint of them."""
@@ -205,7 +220,7 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
         num_heads=heads,
         num_kv_heads=int(first_of(text, ("num_key_value_heads",), heads)),
         head_dim=int(first_of(text, ("head_dim",), hidden // heads)),
-        intermediate_size=int(first_of(text, ("intermediate_size",), 4 * hidden)),
+        intermediate_size=widest(first_of(text, ("intermediate_size",), 4 * hidden)),
         rms_norm_eps=float(eps),
         rope=rope_of(text),
         max_positions=int(text.max_position_embeddings),
@@ -219,7 +234,24 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
 
 def first_of(config: Any, names: tuple[str, ...], default: Any) -> Any:
     """The first of these attributes that is there and not None."""
-    return next((getattr(config, n) for n in names if getattr(config, n, None) is not None), default)
+    found = (value_of(config, name) for name in names)
+    return next((value for value in found if value is not None), default)
+
+
+def value_of(config: Any, name: str) -> Any:
+    """An attribute or None; where layers differ in it (Gemma 4's head_dim), that of the first layer.
+
+    transformers raises a RuntimeError of its own for those.
+    """
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return getattr(config.per_layer_config[0], name, None)
+
+
+def widest(size: Any) -> int:
+    """A number, or the largest of a list with one for each layer."""
+    return max(size) if isinstance(size, (list, tuple)) else int(size)
 
 
 def rope_of(text: Any) -> dict[str, Any]:

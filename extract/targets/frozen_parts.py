@@ -12,8 +12,15 @@ from ... import UserError
 from .base import TargetFacts
 
 
-def frozen_parts(model: Any, decoder: Any, facts: TargetFacts) -> dict[str, torch.Tensor]:
-    """embedding [V, H], norm [H] fp32, head [V, H]; no head when it is the embedding."""
+def frozen_parts(model: Any, decoder: Any, norm_module: Any, facts: TargetFacts) -> dict[str, torch.Tensor]:
+    """embedding [V, H], norm [H] fp32, head [V, H]; no head when it is the embedding. They give the model's logits."""
+    parts = parts_of(model, norm_module, facts)
+    check_logits(model, decoder, facts, parts)
+    return parts
+
+
+def parts_of(model: Any, norm_module: Any, facts: TargetFacts) -> dict[str, torch.Tensor]:
+    """The same parts, not yet compared with the model's logits; shares the model's memory."""
     embedding = model.get_input_embeddings().weight  # [V, H]
     head_module = model.get_output_embeddings()
     head = head_module.weight  # [V, H]
@@ -30,14 +37,26 @@ def frozen_parts(model: Any, decoder: Any, facts: TargetFacts) -> dict[str, torc
             "a config.json that says what the tensor files hold",
             f"set tie_word_embeddings to {str(is_same).lower()} in config.json (and in its text_config)",
         )
-    norm = effective_norm(decoder.norm, facts)
-    check_logits(model, decoder, facts, embedding, norm, head)
-    parts = {"embedding": embedding, "norm": norm}
+    parts = {"embedding": embedding, "norm": effective_norm(norm_module, facts)}
     return parts if is_same else parts | {"head": head}
+
+
+def logits_from(parts: dict[str, torch.Tensor], facts: TargetFacts, last: torch.Tensor) -> torch.Tensor:
+    """Logits [n, V] fp32 of states before the final norm [n, H]: norm, head, multiplier, soft cap.
+
+    The states and the parts may lie on several devices; the logits lie where the head is.
+    """
+    head = parts.get("head", parts["embedding"])
+    state, norm = last.to(head.device).float(), parts["norm"].to(head.device)
+    normed = state * torch.rsqrt(state.pow(2).mean(-1, keepdim=True) + facts.rms_norm_eps) * norm
+    logits = (normed.to(head.dtype) @ head.T).float() * facts.output_multiplier  # [n, V]
+    return facts.logit_softcap * torch.tanh(logits / facts.logit_softcap) if facts.logit_softcap else logits
 
 
 def effective_norm(norm: Any, facts: TargetFacts) -> torch.Tensor:
     """The factor [H] of the final RMSNorm in fp32: its weight, or 1 + weight for Gemma and Qwen3.5."""
+    if getattr(norm, "weight", None) is None:
+        raise not_understood(facts, f"its final norm {type(norm).__name__} has no weight", "RMSNorm with a weight")
     weight = norm.weight.float()  # [H]
     ones = torch.ones(1, facts.hidden_size, dtype=norm.weight.dtype, device=weight.device)
     shown = norm(ones)[0].float()  # [H]
@@ -49,9 +68,7 @@ def effective_norm(norm: Any, facts: TargetFacts) -> torch.Tensor:
     )
 
 
-def check_logits(
-    model: Any, decoder: Any, facts: TargetFacts, embedding: torch.Tensor, norm: torch.Tensor, head: torch.Tensor
-) -> None:
+def check_logits(model: Any, decoder: Any, facts: TargetFacts, parts: dict[str, torch.Tensor]) -> None:
     """Compares embedding rows and logits of a short text with what the model really computes."""
     seen: dict[str, torch.Tensor] = {}
 
@@ -61,6 +78,7 @@ def check_logits(
     def after_last(module: Any, args: Any, output: Any) -> None:
         seen["last"] = (output[0] if isinstance(output, tuple) else output)[0]
 
+    embedding = parts["embedding"]
     ids = torch.arange(min(4, facts.vocab_size), device=embedding.device)  # [4]
     handles = [
         decoder.layers[0].register_forward_pre_hook(before_first, with_kwargs=True),
@@ -71,12 +89,8 @@ def check_logits(
     finally:
         for handle in handles:
             handle.remove()
-    last = seen["last"].float()  # [4, H]
-    normed = last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + facts.rms_norm_eps) * norm
-    ours = (normed.to(head.dtype) @ head.T).float() * facts.output_multiplier  # [4, V]
-    if facts.logit_softcap:
-        ours = facts.logit_softcap * torch.tanh(ours / facts.logit_softcap)
-    tolerance = 1e-3 if head.dtype == torch.float32 else 5e-2
+    ours = logits_from(parts, facts, seen["last"])  # [4, V]
+    tolerance = 1e-3 if embedding.dtype == torch.float32 else 5e-2
     for what, got, want in (
         ("layer 0 input", embedding[ids].float() * facts.embedding_scale, seen["first"].float()),
         ("logits", ours, real),

@@ -1,34 +1,38 @@
 """A target behind transformers: records taps, hands out its frozen parts, writes answers.
 
 Knows the layout that causal language models of transformers share (a decoder with `layers`
-and `norm`, an embedding, a head). Knows nothing of stores, samples or drafters.
+and a norm, an embedding, a head; what differs stands in an adapter). Knows nothing of stores, samples or drafters.
 """
 
-import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ... import UserError
+from .adapter import adapter_of
 from .base import TargetFacts, check_taps
 from .facts import (
     config_of,
     facts_of,
-    first_line,
+    is_quantized,
     load_tokenizer,
     read_facts,
     resolve_dtype,
+    text_config,
     tokenizer_facts,
     tokenizer_of,
 )
-from .frozen_parts import frozen_parts
+from .frozen_parts import frozen_parts, logits_from, parts_of
 from .kernels import distributions, hide_gpu_kernels, kernel_note, kernels_of, mute_fallbacks, slow_kernels
+from .layers import copied_outputs, find_decoder, first_layers
+from .loading import from_pretrained
 from .session import Session, greedy_answers, require_right_cache
 from .source import locate
+from .spread import require_on_devices, spread_over
 
 __all__ = [
     "HfTarget",
@@ -45,45 +49,19 @@ def resolve_name(name: str) -> Path:
     return locate(name, weights=True).folder
 
 
-def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTarget":
-    """Loads the weights onto one device, frozen and in eval mode.
+def load_target(name: str, *, device: str = "cpu", dtype: str = "auto", beside: Sequence[str] = ()) -> "HfTarget":
+    """Loads the weights onto one device, or onto it and those `beside` it (CUDA, by accelerate), frozen, in eval mode.
 
     Raises UserError for an unknown target, for weights that leave a parameter unset (it would
     be random), and for a decoder whose layers cannot be found.
     """
     hide_gpu_kernels(device)
     mute_fallbacks()
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
     source = locate(name, weights=True)
     config, tokenizer = config_of(source), tokenizer_of(source)
     facts = facts_of(source, config, tokenizer, resolve_dtype(dtype, device))
-    options: dict[str, Any] = {"gguf_file": source.gguf} if source.gguf else {"config": config}
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.folder,
-            dtype=getattr(torch, facts.dtype),
-            output_loading_info=True,
-            local_files_only=True,
-            **options,
-        )
-    except (SafetensorError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
-            raise
-        raise UserError(
-            f"target {source.name!r}: its weights are damaged: {first_line(error)}",
-            "whole tensor files",
-            "copy or download them again",
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(
-            f"target {source.name!r} cannot be loaded: {first_line(error)}",
-            "a causal language model known to the installed transformers",
-            "update transformers, or choose another target",
-        ) from error
+    spread = spread_over((device, *beside)) if beside else {}
+    loaded = from_pretrained(source, config, device, getattr(torch, facts.dtype), spread)
     model, info = loaded
     unset = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if unset:
@@ -92,7 +70,11 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto") -> "HfTa
             "every parameter of the model in the tensor files (a tied head may be absent)",
             "check tie_word_embeddings in config.json, or copy the missing files",
         )
-    return HfTarget(model.to(device).eval().requires_grad_(False), tokenizer, facts, device)
+    if beside:
+        require_on_devices(model, source.name)
+    elif not is_quantized(config):  # those lie on the device already, and some cannot be moved
+        model = model.to(device)
+    return HfTarget(model.eval().requires_grad_(False), tokenizer, facts, device)
 
 
 class HfTarget:
@@ -104,7 +86,9 @@ class HfTarget:
         self.facts = facts
         self.device = torch.device(device)
         self.dtype = getattr(torch, facts.dtype)
-        self.decoder = find_decoder(model, facts)
+        self.adapter = adapter_of(text_config(model.config).model_type)
+        self.decoder = find_decoder(model, self.adapter, facts)
+        self.norm = getattr(self.decoder, self.adapter.norm)
         self.kernels = kernels_of(self.decoder) if facts.is_recurrent else ()
         self.has_right_cache = not facts.is_recurrent  # else looked at before the first decoding
         if self.device.type == "cpu" and any(kernel.is_fast for kernel in self.kernels):
@@ -156,7 +140,7 @@ class HfTarget:
         if final is not None:
             depth = self.facts.num_layers
             places[depth - 1] = final
-        with copied_outputs(self.decoder, places), first_layers(self.decoder, depth):
+        with copied_outputs(self.decoder, self.adapter, places), first_layers(self.decoder, depth):
             self.decoder(input_ids=ids, use_cache=False)
         return taps, final
 
@@ -167,7 +151,35 @@ class HfTarget:
         Checked on a short forward: the parts give the target's own logits. Raises UserError when
         they do not, as for a family with a head that is not norm, matrix, scale and soft cap.
         """
-        return frozen_parts(self.model, self.decoder, self.facts), self.facts.as_plain()
+        return frozen_parts(self.model, self.decoder, self.norm, self.facts), self.facts.as_plain()
+
+    @torch.no_grad()
+    def run_whole(
+        self, ids: torch.Tensor, tap_layers: Sequence[int], places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One sample through the whole model: taps [Lt, n, H], last state [n, H], logits [m, V] fp32 at `places` [m].
+
+        `ids` [n] long, `places` on the CPU. The slow reference for `record`: unpadded, through every layer, with
+        the model's own norm and head.
+        """
+        shape = (1, len(ids), self.facts.hidden_size)
+        states = torch.zeros((len(tap_layers) + 1, *shape), dtype=self.dtype, device=self.device)  # [Lt + 1, 1, n, H]
+        layers = [*tap_layers, self.facts.num_layers - 1]
+        takes_places = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        options = {"logits_to_keep": places} if takes_places else {}
+        with copied_outputs(self.decoder, self.adapter, dict(zip(layers, states))):
+            logits = self.model(input_ids=ids.to(self.device)[None], use_cache=False, **options).logits[0]
+        return states[:-1, 0], states[-1, 0], (logits if takes_places else logits[places]).float()
+
+    @cached_property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Embedding, norm and head, see `frozen_parts.parts_of`."""
+        return parts_of(self.model, self.norm, self.facts)
+
+    @torch.no_grad()
+    def logits(self, last: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] fp32 of states before the final norm [n, H], by the parts that training uses."""
+        return logits_from(self.parts, self.facts, last)
 
     def open(self, tap_layers: Sequence[int]) -> Session:
         """A decoding session of batch 1.
@@ -194,47 +206,3 @@ class HfTarget:
             for place, answer in zip(places, greedy_answers(self, ids, max_new_tokens)):
                 answers[place] = answer
         return answers
-
-
-def find_decoder(model: Any, facts: TargetFacts) -> Any:
-    """The module whose `layers` are the decoder layers that tap ids count."""
-    decoder = model.get_decoder()
-    layers: Any = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) != facts.num_layers or not hasattr(decoder, "norm"):
-        raise UserError(
-            f"target {facts.name!r}: its decoder is a {type(decoder).__name__}",
-            f"a decoder of transformers with {facts.num_layers} modules in `layers`, and a `norm`",
-            "choose another target, or report this architecture",
-        )
-    return decoder
-
-
-@contextmanager
-def first_layers(decoder: Any, count: int) -> Iterator[None]:
-    """Inside, the decoder has only its first `count` layers."""
-    whole = decoder.layers
-    decoder.layers = whole[:count]
-    try:
-        yield
-    finally:
-        decoder.layers = whole
-
-
-@contextmanager
-def copied_outputs(decoder: Any, places: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Inside, the output of each named layer is copied to its place."""
-
-    def hook_for(place: torch.Tensor) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
-            assert hidden.shape == place.shape, f"layer output {tuple(hidden.shape)}, expected {tuple(place.shape)}"
-            place.copy_(hidden)
-
-        return hook
-
-    handles = [decoder.layers[layer].register_forward_hook(hook_for(place)) for layer, place in places.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

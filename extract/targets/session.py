@@ -22,6 +22,7 @@ from ... import UserError
 if TYPE_CHECKING:
     from .hf import HfTarget
 
+WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
 CACHE_TOLERANCE = {"float32": 1e-2, "bfloat16": 0.1}  # median over positions; fast kernels use TF32 in float32
 
 
@@ -165,7 +166,7 @@ def new_cache(target: "HfTarget") -> Any:
 
     config = target.model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    keeps_all = not target.facts.is_recurrent and kinds != {"full_attention"}
+    keeps_all = not target.facts.is_recurrent and not kinds.isdisjoint(WINDOWED_LAYERS)
     return DynamicCache() if keeps_all else DynamicCache(config=config)
 
 

@@ -19,6 +19,7 @@ import torch
 from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.launch import Dealer
 from dflash_offline.extract.plan import make_plan
+from dflash_offline.extract.shares import own_groups
 from dflash_offline.extract.survey import Survey
 from dflash_offline.extract.targets.base import default_taps
 from dflash_offline.extract.targets.hf import HfTarget, load_target
@@ -93,8 +94,16 @@ def lay_out(config: ExtractConfig, target: HfTarget, samples: SampleTable, devic
     )
     shutil.rmtree(config.store, ignore_errors=True)
     create_store(Path(config.store), manifest, plan.table, samples.folder)
-    found = Survey(config=config, samples=samples, facts=target.facts, plan=plan, manifest=manifest, workers=(device,))
-    return found
+    return Survey(
+        config=config,
+        samples=samples,
+        facts=target.facts,
+        plan=plan,
+        manifest=manifest,
+        workers=(device,),
+        num_asked=plan.num_segments,
+        groups=tuple(own_groups(plan.num_segments, plan.num_segments, 1, None)),
+    )
 
 
 def measure(how: str, config: ExtractConfig, target: HfTarget, samples: SampleTable, device: str) -> float:

@@ -65,9 +65,9 @@ def command_lines(out: Path, args: argparse.Namespace) -> dict[str, list[str]]:
         "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}"]
         + ["--set", f"device={args.device}", "--set", "min_trained=2"],
         "extract": extract + ([] if args.device == "auto" else ["--devices", args.device]),
-        "train 0 steps": [*train, "--out", before, "--steps", "0", "--device", "cpu", "--set", "eval_samples=1"],
+        "train 0 steps": [*train, "--out", before, "--steps", "0", "--devices", "cpu", "--set", "eval_samples=1"],
         "evaluate before": ["evaluate", before, *decode, "--limit", str(min(BEFORE_PROMPTS, args.exam))],
-        "train": [*train, *device, "--out", after, "--steps", str(args.steps)]
+        "train": [*train, "--devices", args.device, "--out", after, "--steps", str(args.steps)]
         + ["--set", f"eval_every={every}", "--set", f"checkpoint_every={every}"],
         "evaluate": ["evaluate", after, *decode],
     }

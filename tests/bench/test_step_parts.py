@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dflash_offline.train.blocks import dense_mask
-from dflash_offline.train.kinds import AttentionKind
-from dflash_offline.train.slot import RowShape
+from dflash_offline.train.flops import step_flops, tokens_behind
 from torch.utils.flop_counter import FlopCounterMode
 
 CPU = torch.device("cpu")
-KINDS = [AttentionKind(), AttentionKind(40, True), AttentionKind(10), AttentionKind(None, True)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +35,7 @@ def tiny_case() -> Any:
 
 def test_the_formulas_and_the_list_of_products_are_what_torch_counts(tiny_case: Any) -> None:
     from step_parts.cases import Rows
-    from step_parts.flops import step_flops, step_gemms
+    from step_parts.flops import step_gemms
     from step_parts.ours import Choices, Ours
 
     ours = Ours(tiny_case, CPU, Choices(chunk_blocks=8))
@@ -64,7 +61,6 @@ def test_every_product_has_the_shape_that_its_layout_says(tiny_case: Any) -> Non
 def test_the_formulas_give_the_parts_of_the_specification() -> None:
     """dflash-spec 6.2: 8B widths, 6 samples of 8,192, 3,072 anchors, c = 4,700, one head recompute: 552 TFLOP."""
     from step_parts.cases import CASES
-    from step_parts.flops import step_flops
 
     case = dataclasses.replace(CASES["8b"], row_tokens=49_152, anchors=3072)
     flops = step_flops(case.spec(), case.shape, [4700 + 16] * 5)
@@ -74,19 +70,8 @@ def test_the_formulas_give_the_parts_of_the_specification() -> None:
     assert (flops["head"] * 1.5) / with_recompute == pytest.approx(0.31, abs=0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_mean_visible_counts_the_keys_of_the_dense_mask(kind: AttentionKind) -> None:
-    from step_parts.flops import mean_visible
-
-    shape = RowShape(row_tokens=256, anchors=16, block_size=16)
-    anchors = np.sort(np.random.default_rng(0).integers(0, 256, 16))
-    starts = anchors // 100 * 100
-    mask = dense_mask(torch.from_numpy(anchors), torch.from_numpy(starts), shape, kind)
-    assert mean_visible(anchors - starts, 16, kind) == pytest.approx(float(mask.sum(1).double().mean()))
-
-
 def test_rows_are_full_of_whole_samples_and_their_anchors_are_new_each_time() -> None:
-    from step_parts.cases import CASES, Rows, behind, tiny
+    from step_parts.cases import CASES, Rows, tiny
 
     case = tiny(CASES["8b"])
     rows = Rows(case, CPU)
@@ -98,7 +83,7 @@ def test_rows_are_full_of_whole_samples_and_their_anchors_are_new_each_time() ->
         assert (np.diff(row.anchors) > 0).all()
         assert row.loss_mask[: case.row_tokens].all()
         assert row.sample_ids.tolist() == [place // 200 for place in range(case.row_tokens)]
-        assert behind(row).tolist() == [anchor % 200 for anchor in row.anchors]
+        assert tokens_behind(row).tolist() == [anchor % 200 for anchor in row.anchors]
         ends = np.flatnonzero(row.positions == 199).tolist() + [case.row_tokens - 1]
         assert not row.taps[:, ends].any()
         assert not np.isin(row.anchors, ends).any()

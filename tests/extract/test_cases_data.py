@@ -9,7 +9,7 @@ from dflash_offline.extract.chats.chat import ChatRenderer
 from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.lines.shapes import Chat, understand
 from dflash_offline.extract.prepare import prepare
-from dflash_offline.extract.rejected import read_rejected
+from dflash_offline.extract.rejected import LINE, read_rejected
 from dflash_offline.store.samples import SampleTable, eligible_anchors
 
 TEMPLATES = {"c07": "tools", "c08": "drops-old-thoughts"}
@@ -23,7 +23,7 @@ class Prepared:
         config = PrepareConfig(target=str(target), out=str(folder), max_length=512, min_trained=2, duplicates="keep")
         self.report = prepare(config, [str(source)])
         self.table = SampleTable(folder)
-        self.left_out = read_rejected(folder)
+        self.left_out = read_rejected(folder, LINE)
         raw = source.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
         self.lines = {i: json.loads(line) for i, line in enumerate(raw, start=1) if line.strip()}
 

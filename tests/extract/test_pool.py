@@ -14,20 +14,20 @@ from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.lines.inputs import chunks
 from dflash_offline.extract.pool import LATER, WANTS_WORK, Deal, Done, num_processes
 from dflash_offline.extract.prepare import prepare
+from dflash_offline.extract.rejected import LINE, NOTE, TURN, count_rejected
 
 NUM_LINES = 6000
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, write_lines: Any, chat: Any) -> Path:
-    """Chats of very different lengths, some bad, some twice: several chunks."""
+    """Chats of very different lengths, some bad, some twice, some with an empty answer: several chunks."""
     path = tmp_path_factory.mktemp("chats") / "in.jsonl"
     lines: list[Any] = []
     for i in range(NUM_LINES):
         words = f"answer {i} " * (1 + i * i % 97)
-        lines.append(
-            {"messages": chat(f"question {i % 5000}", words, "and more?", words[::-1])} if i % 50 else {"x": i}
-        )
+        second = words[::-1] if i % 7 else ""
+        lines.append({"messages": chat(f"question {i % 5000}", words, "and more?", second)} if i % 50 else {"x": i})
     write_lines(path, lines)
     return path
 
@@ -44,6 +44,7 @@ def test_the_same_bytes_whatever_the_number_of_processes(source: Path, tmp_path:
         made.append(contents(tmp_path / str(processes)))
     assert len(list(chunks(source))) > 3, "more chunks than processes"
     assert made[0] == made[1] == made[2]
+    assert set(count_rejected(tmp_path / "1")) == {LINE, TURN, NOTE}
     assert {"data.json", "rejected.parquet", "tokens-00000.arrow"} == set(made[0])
 
 
@@ -65,6 +66,7 @@ def test_a_killed_worker_ends_the_run(source: Path, tmp_path: Path, case_target:
         _, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "killed by SIGKILL" in err
+    assert "give the same command again: it starts over" in err
     assert not list(tmp_path.iterdir())
 
 

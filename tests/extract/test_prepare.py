@@ -259,7 +259,7 @@ def test_odd_values_of_a_table_cost_their_own_row_at_most(tmp_path: Path, case_t
     ids = pa.Array.from_buffers(
         pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffc")]
     )
-    for columns, left_out in (({"made": late}, {}), ({"made": late, "id": ids}, {"unreadable value": 1})):
+    for columns, left_out in (({"id": late}, {}), ({"made": late, "system": ids}, {"unreadable value": 1})):
         path = tmp_path / f"{len(columns)}.parquet"
         pq.write_table(pa.table({"prompt": ["q"] * 3, "completion": ["abc"] * 3} | columns), path)
         out = str(tmp_path / f"{len(columns)}")
@@ -354,3 +354,35 @@ def test_a_template_that_prints_the_date_gets_one_that_is_kept(
     assert run(lines, out="undated").facts["date"] is None
     with pytest.raises(UserError, match="date"):
         PrepareConfig(date="29.2.2024")
+
+
+def test_what_is_beside_the_files_that_are_read_is_told(case_target: Any, chat: Any, tmp_path: Path) -> None:
+    """Names that are not UTF-8 are spelled out in all that is stored."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "b.jsonl.bz2").write_text("x")
+    (folder / "c.csv").write_text("a,b")
+    (folder / os.fsdecode(b"\xff\xfe.jsonl")).write_text(
+        json.dumps({"messages": chat("Hi?", "Yo, friend.")}) + "\n" + json.dumps({"messages": chat("Hi?")})
+    )
+    config = PrepareConfig(target=str(case_target()), max_length=512, min_trained=2, out=str(tmp_path / "data"))
+    for report in (prepare(config, [str(folder)]), prepare(config, [str(folder)])):
+        assert report.counts["files_passed_over"] == {".bz2": 1, ".csv": 1}
+        assert "2 files passed over, of formats that are not read: .bz2, .csv" in report.text()
+        assert report.counts["sources"] == {r"\xff\xfe.jsonl": 2}
+    assert SampleTable(tmp_path / "data").column("source").tolist() == [r"\xff\xfe.jsonl"]
+    assert read_rejected(tmp_path / "data")[0]["source"] == r"\xff\xfe.jsonl"
+
+
+@pytest.mark.parametrize("name", [b"o\xff", b"\xff/data"])
+def test_a_folder_that_is_not_utf8_is_refused(run: Run, chat: Any, tmp_path: Path, name: bytes) -> None:
+    with pytest.raises(UserError, match="is not UTF-8") as caught:
+        run([{"messages": chat("Hi?", "Yo, friend.")}], out=os.fsdecode(name))
+    assert len(str(caught.value).splitlines()) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_surrogates_inside_of_json_text_are_counted(run: Run, chat: Any) -> None:
+    text = json.dumps(chat("half \ud83d", "Yo, friend."))
+    report = run([{"messages": text}, {"messages": chat("half \ud83d", "Yo, pal.")}])
+    assert report.counts["replaced_surrogates"] == 2

@@ -1,5 +1,6 @@
 """What is kept of the lines: length, fewest trained tokens, duplicates, the asked share, the strict rule."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,31 @@ def test_origins_come_from_the_line_or_the_setting(run: Run, tmp_path: Path) -> 
     assert SampleTable(tmp_path / "data").column("origin").tolist() == expected
     assert counts["origins"] == dict.fromkeys(expected, 1)
     assert counts["left_out"] == {"unknown response_origin": 1}
+
+
+def test_what_the_template_leaves_unsaid_is_told_and_named(run: Run, tmp_path: Path, chat: Any) -> None:
+    thoughtful = chat("q", "an answer", "r", "another")
+    thoughtful[1]["reasoning_content"] = "hm"
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    report = run([{"messages": thoughtful}, {"messages": chat("s", "an answer"), "tools": tools}])
+    counts = report.counts
+    assert (counts["tools_unread"], counts["thoughts_unwritten"], counts["answers_without_end"]) == (1, 1, 0)
+    assert "  1 lines with tools that the template does not read" in report.text().splitlines()
+    assert "  1 answers whose thought the template does not write" in report.text().splitlines()
+    notes = [(row["line"], row["what"], row["reason"]) for row in read_rejected(tmp_path / "data")]
+    assert notes == [
+        (1, "note", "thought that the template does not write"),
+        (2, "note", "tools that the template does not read"),
+    ]
+
+
+def test_answers_without_an_end_mark_are_told(tmp_path: Path, case_target: Any, write_lines: Any, chat: Any) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(case_target(), target)
+    template = (target / "chat_template.jinja").read_text(encoding="utf-8")
+    assert "<|im_end|>" in template
+    (target / "chat_template.jinja").write_text(template.replace("<|im_end|>", ""), encoding="utf-8")
+    config = PrepareConfig(target=str(target), out=str(tmp_path / "data"), max_length=512, min_trained=2)
+    report = prepare(config, [write_lines(tmp_path / "in.jsonl", [{"messages": chat("q", "one", "r", "two")}])])
+    assert report.counts["answers_without_end"] == 2
+    assert "  2 answers without an end mark" in report.text().splitlines()

@@ -175,10 +175,13 @@ def test_strict_finds_a_folder_of_duplicates_as_it_was(run: Run, chat: Any) -> N
 
 
 @pytest.mark.parametrize("fault", ["gone", "broken"])
-def test_strict_on_a_folder_without_its_list(run: Run, chat: Any, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_folder_without_its_list_is_not_complete(
+    run: Run, chat: Any, tmp_path: Path, fault: str, strict: bool
+) -> None:
     run([{"messages": chat("q", "an answer")}, ["no object"]])
     listed = tmp_path / "data" / REJECTED_NAME
     listed.unlink() if fault == "gone" else listed.write_bytes(b"no table")
-    with pytest.raises(UserError, match="does not name the lines") as caught:
-        run(None, strict=True)
+    with pytest.raises(UserError, match="is complete no more: rejected.parquet cannot be read") as caught:
+        run(None, strict=strict)
     assert len(str(caught.value).splitlines()) == 3

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline import UserError
-from dflash_offline.extract.soundness import check_target, has_zero_state, is_finite, peaks
+from dflash_offline.extract.soundness import (
+    check_target,
+    fault_of_sample,
+    has_zero_state,
+    head_fault,
+    is_finite,
+    peaks,
+)
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 
 LENGTHS = torch.tensor([40, 33, 21])
@@ -29,10 +36,16 @@ class Liar:
 
     def record(self, ids: torch.Tensor, lengths: torch.Tensor, tap_layers: Sequence[int], *, last: bool = False) -> Any:
         taps, final = self.target.record(ids, lengths, tap_layers, last=last)
-        self.spoil(taps if final is None else torch.cat([taps, final[None]]))
-        if final is not None:
-            self.spoil(final[None])
+        self.spoil(taps)
         return taps, final
+
+    def run_whole(self, ids: torch.Tensor, tap_layers: Sequence[int], places: torch.Tensor) -> Any:
+        taps, last, logits = self.target.run_whole(ids, tap_layers, places)
+        self.spoil(taps[:, None])
+        return taps, last, logits
+
+    def logits(self, last: torch.Tensor) -> torch.Tensor:
+        return self.target.logits(last)
 
 
 @pytest.mark.parametrize("config", ["t16-tied", "t19-hybrid"])
@@ -104,3 +117,54 @@ def test_peaks() -> None:
     assert not is_finite(peaks(states))
     states[0, 0, 0] = 0
     assert has_zero_state(peaks(states))
+
+
+class WrongHead(Liar):
+    """A target of whose last state our parts say something else than the target does."""
+
+    def __init__(self, target: HfTarget, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(target, lambda taps: None)
+        self.turn = turn
+
+    def logits(self, last: torch.Tensor) -> torch.Tensor:
+        return self.turn(self.target.logits(last))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_head_that_names_other_tokens_is_refused(case_target: Any, dtype: str, last: bool) -> None:
+    target = load_target(str(case_target()), dtype=dtype)
+    wrong = WrongHead(target, lambda logits: logits.roll(1, dims=-1))
+    with pytest.raises(UserError, match="another top token than the target at") as caught:
+        check_target(wrong, IDS, LENGTHS, TAPS, last=last)  # type: ignore[arg-type]
+    assert len(str(caught.value).splitlines()) == 3
+    check_target(WrongHead(target, lambda logits: logits), IDS, LENGTHS, TAPS, last=last)  # type: ignore[arg-type]
+
+
+def test_ties_within_rounding_are_excepted() -> None:
+    own = torch.tensor([[10.0, 9.999, 1.0], [10.0, 9.0, 1.0]])
+    ours = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert head_fault(own, ours, "torch.float32") is None
+    ours[1] = torch.tensor([0.0, 1.0, 0.0])
+    fault = head_fault(own, ours, "torch.float32")
+    assert fault is not None
+    assert "at 1 of 2 positions" in fault.happened
+
+
+def test_fewer_states_than_tokens_are_a_fault(target: HfTarget) -> None:
+    taps, _ = target.record(IDS[:1], torch.tensor([40]), TAPS)
+    assert fault_of_sample(target, IDS[0], taps[:, 0], None, TAPS, with_head=False) is None
+    fault = fault_of_sample(target, IDS[0], taps[:, 0, 1:], None, TAPS, with_head=False)
+    assert fault is not None
+    assert fault.happened == "tap 0 of a sample has shape [39, 64]"
+
+
+def test_a_leak_into_the_last_state_alone_is_refused(target: HfTarget) -> None:
+    class LastLeak(Liar):
+        def record(self, ids: torch.Tensor, lengths: torch.Tensor, tap_layers: Any, *, last: bool = False) -> Any:
+            taps, final = self.target.record(ids, lengths, tap_layers, last=last)
+            assert final is not None
+            return taps, final * 1.001 if ids.shape[0] > 1 else final
+
+    with pytest.raises(UserError, match="the last state of a sample differs"):
+        check_target(LastLeak(target, lambda taps: None), IDS, LENGTHS, TAPS, last=True)  # type: ignore[arg-type]

@@ -80,3 +80,48 @@ def test_a_text_that_the_target_answers_is_a_prompt(maker: Any) -> None:
     prompt = made.question_of(made.understood(InputLine(Path("in.jsonl"), 1, asked)))
     written = [Sample([*prompt, 70, 71 + i], [False] * len(prompt) + [True] * 2) for i in range(60)]
     assert len({split_of(made, asked, sample) for sample in written}) == 1
+
+
+@pytest.mark.parametrize("turns", ["auto", "each", "last"])
+def test_the_first_question_decides_whatever_is_trained_on(maker: Any, chat: Any, turns: str) -> None:
+    """Not weights, later turns, blanks, tools or how the template writes them."""
+    made = maker(turns=turns)
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    for i in range(20):
+        asked = [{"role": "system", "content": "s"}, *chat(f"question {i}", "first answer")]
+        more = [*asked, *chat("and more?", "second answer")]
+        unweighted = [*asked[:-1], asked[-1] | {"weight": 0}, *chat("and more?", "another answer")]
+        spaced = [asked[0] | {"content": "s\n"}, asked[1] | {"content": f" question {i}\n"}, *more[2:]]
+        greeted = [asked[0], *chat(f"question {i}")]
+        lines = [{"messages": messages} for messages in (asked, more, unweighted, spaced)]
+        lines += [{"messages": more, "tools": [tool]}, {"prompt": greeted, "completion": "another one"}]
+        assert len({split_of(made, line) for line in lines}) == 1, i
+
+
+def test_chats_that_begin_with_a_greeting_are_spread_by_what_is_asked_after_it(maker: Any, chat: Any) -> None:
+    greeting = {"role": "assistant", "content": "How can I help?"}
+    assert_spread(maker(), [{"messages": [greeting, *chat(f"question {i}", "an answer")]} for i in range(NUM_LINES)])
+
+
+def test_blanks_around_a_text_do_not_count(maker: Any) -> None:
+    made = maker()
+    for i in range(20):
+        assert len({split_of(made, {"text": text}) for text in (f"text {i}", f" text {i}\n")}) == 1
+
+
+def test_a_question_is_on_one_side_whoever_answers_it(maker: Any, chat: Any) -> None:
+    given, asking = maker(), maker(responses="target")
+    for i in range(20):
+        line = {"messages": chat(f"question {i}", "an answer")}
+        prompt = asking.question_of(asking.understood(InputLine(Path("in.jsonl"), 1, line)))
+        written = Sample([*prompt, 70, 71], [False] * len(prompt) + [True] * 2)
+        assert split_of(asking, line, written) == split_of(given, line)
+
+
+def test_tools_that_the_template_does_not_read_are_noted(text_side: Any, chat: Any) -> None:
+    config = PrepareConfig(target="t", out="o", min_trained=2)
+    line = {"messages": chat("q", "an answer"), "tools": [{"type": "function", "function": {"name": "add"}}]}
+    for template, number in (("plain", 1), ("tools", 0)):
+        found = Maker(config, text_side(template), 512).outcome(InputLine(Path("in.jsonl"), 1, line))
+        assert found.fault is None
+        assert found.noted["tools_unread"] == number

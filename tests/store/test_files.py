@@ -128,6 +128,14 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path, python_environ
         pass
 
 
+def test_a_shared_lock_keeps_out_only_who_wants_it_alone(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path, is_shared=True), FolderLock(tmp_path, is_shared=True)
+    with first, second, pytest.raises(UserError, match="in use by process"):
+        FolderLock(tmp_path).__enter__()
+    with FolderLock(tmp_path), pytest.raises(UserError, match="in use by process"):
+        FolderLock(tmp_path, is_shared=True).__enter__()
+
+
 def test_a_lock_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(UserError, match=r"\.lock' failed: .*EISDIR") as caught, FolderLock(tmp_path):

@@ -1,16 +1,19 @@
 """What must hold for any drafter and any row (the invariants of dflash-spec 7, by their numbers)."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from dflash_offline.train.batch import RowBatch
-from dflash_offline.train.config import LossConfig, OptimConfig
+from dflash_offline.train.config import WEIGHT_NAMES, LossConfig, OptimConfig
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.kinds import AttentionKind
+from dflash_offline.train.loss import Head, frozen_head_loss, make_chunk_loss
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.slot import RowArrays, RowShape
+from dflash_offline.train.slot_weights import static_weights
 from dflash_offline.train.step import TrainStep
 from torch import Tensor
 
@@ -158,13 +161,15 @@ def test_6_padding_changes_nothing(tiny_spec, tiny_drafter, random_sample, fill_
         torch.testing.assert_close(numbers, results[0][1], atol=1e-5, rtol=1e-6)
 
 
-def test_7_a_shift_of_all_positions_changes_nothing(tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
-    drafter = tiny_drafter(tiny_spec())
+@pytest.mark.parametrize("kind", KINDS)
+def test_7_a_shift_of_all_positions_changes_nothing(kind, tiny_spec, tiny_drafter, random_sample, fill_row) -> None:
+    drafter = tiny_drafter(tiny_spec(**kind))
     shape = shape_of(drafter)
     row = fill_row(shape, [random_sample(0, 60), random_sample(1, 40)], ANCHORS)
-    before = outputs(drafter, row, shape)
+    before, gradient = outputs(drafter, row, shape), sums(drafter, [row], shape)[0]
     row.positions[:] += 37
     torch.testing.assert_close(outputs(drafter, row, shape), before, atol=2e-5, rtol=1e-4)
+    assert (sums(drafter, [row], shape)[0] - gradient).norm() < 1e-5 * gradient.norm()
     row.positions[:40] += 1  # but a shift of a part does change something
     assert (outputs(drafter, row, shape) - before).abs().max() > 1e-3
 
@@ -183,6 +188,46 @@ def test_15_labels_end_at_the_turn_and_the_text(tiny_spec, tiny_drafter, random_
     assert torch.equal(before[1], after[1])
     row.ids[29] = (row.ids[29] + 1) % 47
     assert not torch.equal(sums(drafter, [row], shape)[0], before[0])
+
+
+def test_15_a_toy_loss_by_hand() -> None:
+    """Two tokens with the logits h and -h, blocks of 3, slot 2 weighs exp(-1/2); slot 0 and the fourth never count."""
+    hidden = torch.tensor([[9.0, 0.5, -1.0, 9.0], [9.0, 2.0, 9.0, 9.0]]).view(8, 1)
+    head, labels = Head(weight=torch.tensor([[1.0], [-1.0]])), torch.tensor([[0, 0], [1, 0]])
+    config = LossConfig(gamma=2.0)
+    weights = torch.tensor([[1.0, 1.0], [1.0, 0.0]]) * static_weights(config, 3)
+    result = frozen_head_loss(hidden, head, labels, weights, chunk_blocks=1, chunk_loss=make_chunk_loss(config, head))
+    later = math.exp(-0.5)
+    losses = math.log(1 + math.exp(-1)), later * math.log(1 + math.exp(2)), math.log(1 + math.exp(4))
+    slopes = [-2 / (1 + math.exp(1)), -2 * later / (1 + math.exp(-2)), 2 / (1 + math.exp(-4))]
+    assert float(result.loss) == pytest.approx(sum(losses))
+    assert float(result.weights.sum()) == pytest.approx(2 + later)
+    assert result.hit[:, 0].tolist() == [True, False]
+    assert result.gradient.flatten().tolist() == pytest.approx([0, slopes[0], slopes[1], 0, 0, slopes[2], 0, 0])
+
+
+@pytest.mark.parametrize("weights", WEIGHT_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_28_a_row_without_a_label_changes_nothing(
+    dtype, weights, tiny_spec, tiny_drafter, random_sample, fill_row
+) -> None:
+    """A row whose blocks count but hold nothing to train on, one without blocks, and one of padding alone."""
+    drafter = tiny_drafter(tiny_spec()).to(dtype)
+    shape = shape_of(drafter)
+    samples = [random_sample(0, 60), random_sample(1, 40)]
+    full, masked = (fill_row(shape, samples, ANCHORS) for _ in range(2))
+    masked.loss_mask[:] = False
+    config = LossConfig(weights=weights)
+    step, batch = TrainStep(drafter, *frozen(), shape, config), RowBatch(drafter.spec, shape, CPU, dtype)
+    found = []
+    for rows in ([full], [masked, full, fill_row(shape, samples, []), fill_row(shape, [], [])]):
+        step.reset()
+        for row in rows:
+            batch.load(row)
+            step.accumulate(batch)
+        found.append((step.gradient_sum.clone(), step.sums.values.clone()))
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+    assert found[0][0].abs().max() > 0
 
 
 def test_26_one_short_row_can_be_learned_by_heart(tiny_spec, random_sample, fill_row) -> None:

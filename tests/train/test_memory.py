@@ -13,7 +13,7 @@ from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.memory import EXAM_BLOCKS, WIDE_LOGITS, Plan, predict_peak
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.row_memory import RowSizes, matrices, num_weights, row_buffers
-from dflash_offline.train.slot import RowShape
+from dflash_offline.train.slot import RowShape, RowSlot
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.step import TrainStep
 from torch import Tensor
@@ -86,6 +86,14 @@ def test_row_buffers_are_those_of_a_batch(tiny_spec: MakeSpec, block_size: int, 
     own = [value for value in vars(batch).values() if isinstance(value, Tensor)]
     masks = [tensor for tensor in tiled.tensors() if tensor is not batch.anchors and tensor is not batch.starts]
     assert row_buffers(RowSizes(spec, shape, 2), has_last) == size(own) + size(masks)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8:4"])
+@pytest.mark.parametrize("objective", ["ce", "kl"])
+def test_the_staged_row_is_a_slot_of_the_loader(tiny_spec: MakeSpec, objective: str, codec: str) -> None:
+    spec = tiny_spec()
+    slot = RowSlot(shape=SHAPE, num_taps=3, hidden_size=spec.hidden_size, codec_name=codec, has_last=objective == "kl")
+    assert held(plan_of(spec, objective=objective, codec=codec), "the next row") == slot.size_bytes
 
 
 def forward(

@@ -152,6 +152,24 @@ def test_anchors_are_uniform_inside_a_sample() -> None:
     assert counts[~eligible].sum() == 0
 
 
+@pytest.mark.parametrize(
+    ("answers", "tokens", "anchors", "unit"),
+    [((2000, 2000, 3900, 20), 8192, 1024, 8), ((200, 205, 40, 20), 512, 64, 16), ((900, 70, 8), 1024, 128, 1)],
+)
+def test_every_eligible_token_is_as_likely_as_any_other(answers, tokens, anchors, unit) -> None:
+    """Also those of a short answer beside long ones, whose share is less than a slot or a tile."""
+    eligible, ids = row_of([(3, answer) for answer in answers], tokens)
+    counts, rounds = np.zeros(tokens), 1000
+    for row in range(rounds):
+        chosen, keep = choose_anchors(eligible, ids, anchors, unit=unit, seed=5, epoch=0, row=row)
+        counts[chosen[keep]] += 1
+    share = anchors / sum(answers)
+    assert np.abs(counts[eligible] - rounds * share).max() < 5 * np.sqrt(rounds * share * (1 - share))
+    for number, answer in enumerate(answers):  # the slots of a sample differ by one, or a tile, from row to row
+        own = counts[ids == number].sum() / rounds
+        assert abs(own - share * answer) < 4.5 * unit / 2 / np.sqrt(rounds)
+
+
 def test_anchors_depend_on_seed_epoch_and_row_alone() -> None:
     eligible, ids = row_of([(5, 300), (50, 100)], 512)
 

@@ -171,6 +171,7 @@ def test_metrics_of_a_drafter_that_is_right_count_every_slot() -> None:
     assert metrics["accepted_drafts_teacher_forced"] == pytest.approx((3 + 1 + 0) / 3)
     assert metrics["accuracy"] == pytest.approx(5 / 6)
     assert [metrics[f"accuracy_slot_{k}"] for k in (1, 2, 3)] == pytest.approx([2 / 3, 1.0, 1.0])
+    assert [metrics[f"survival_slot_{k}"] for k in (1, 2, 3)] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
     sums.zero()
     assert sums.metrics() == {}
 

@@ -116,11 +116,6 @@ def tiny(case: Case) -> Case:
     return dataclasses.replace(case, **{**TINY, "sliding_layers": min(case.sliding_layers, 1)})
 
 
-def behind(row: RowArrays) -> np.ndarray:
-    """Context tokens before each anchor in its sample: [A]."""
-    return row.positions[row.anchors]
-
-
 class Rows:
     """Full rows in host memory, pinned as the trainer pins the loader's ring; the taps of two rows in turn."""
 

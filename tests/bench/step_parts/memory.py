@@ -55,6 +55,7 @@ def measure(part: Part, config: Config, device: torch.device) -> None:
     name = f"memory_{config.name}"
     with rows_of(config.case, device) as rows:
         ours = Ours(config.case, device, config.choices)
+        staged = torch.empty(rows.memory.shape[1], dtype=torch.uint8, device=device)  # as the trainer has it, unused
         first, second = rows.draw(2)
         built = held_gib()
         ours.run([first])
@@ -67,6 +68,7 @@ def measure(part: Part, config: Config, device: torch.device) -> None:
         forget_peak()
         ours.optimizer.step(ours.step.gradients, ours.step.sums.weight)
         peaks.append(peak_gib())
+        del staged
     part.put(f"peak_gib_{name}", max(peaks), "GiB")
     part.facts[name] = {
         "case": dataclasses.asdict(config.case),

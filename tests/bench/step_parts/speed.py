@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import torch
 from dflash_offline.train.device import compiled_once
+from dflash_offline.train.flops import mean_visible, step_flops, tokens_behind
 from dflash_offline.train.loss import equal_chunk
 from dflash_offline.train.slot import RowArrays
 from torch._dynamo.utils import counters
 
 from . import kernels
 from .bare import bare_attention, bare_gemms
-from .cases import Case, Rows, behind, rows_of
-from .flops import mean_visible, step_flops
+from .cases import Case, Rows, rows_of
 from .ours import GRAPH_KEYWORD, Choices, Ours, StepTime, offers, peak_gib
 from .table import Part
 from .timing import matmul_tflops
@@ -25,7 +25,7 @@ def mean_flops(case: Case, rows: Sequence[RowArrays]) -> dict[str, float]:
     """By part, the mean over these rows of what one takes."""
     spec, shape = case.spec(), case.shape
     of_rows = [
-        step_flops(spec, shape, [mean_visible(behind(row), shape.block_size, kind) for kind in spec.attention])
+        step_flops(spec, shape, [mean_visible(tokens_behind(row), shape.block_size, kind) for kind in spec.attention])
         for row in rows
     ]
     return {name: statistics.mean(flops[name] for flops in of_rows) for name in of_rows[0]}
@@ -75,6 +75,7 @@ def put_speed(part: Part, case: Case, flops: dict[str, float], taken: StepTime, 
 def put_bare(part: Part, ours: Ours, taken: StepTime) -> None:
     """Forward, loss and backward of the step against its products and attention calls alone."""
     name = part.name
+    assert ours.loss.chunk_blocks is not None
     chunk = equal_chunk(ours.case.anchors, ours.loss.chunk_blocks)
     calls = bare_gemms(ours, chunk)
     if ours.device.type != "cuda":

@@ -119,14 +119,15 @@ def first_positions(reader: StoreReader) -> list[int]:
     return (segments * reader.manifest.segment_positions + reader.samples.position).tolist()
 
 
-def write_per_sample(folder: Path, reader: StoreReader, noise: Noise) -> None:
-    """One safetensors file and one torch.save file a sample, as trainers of drafters keep them."""
+def write_per_sample(folder: Path, reader: StoreReader, noise: Noise, *, torch_files: bool = True) -> None:
+    """One safetensors file and, with `torch_files`, one torch.save file a sample, as trainers of drafters keep them."""
     folder.mkdir()
     for i in range(len(reader)):
         planes = noise.states(int(reader.samples.sample_id[i]), int(reader.samples.n[i]))
         states = torch.from_numpy(planes.view(np.int16)).view(torch.bfloat16).contiguous()
         save_file({"hidden": states}, folder / f"{i}.safetensors")
-        torch.save({"hidden": states}, folder / f"{i}.pt")
+        if torch_files:
+            torch.save({"hidden": states}, folder / f"{i}.pt")
 
 
 def from_safetensors(folder: Path) -> ReadInto:

@@ -237,8 +237,18 @@ def test_question_drops_the_answers_at_the_end(text_side: Any, chat: Any) -> Non
     asked = renderer.question(Chat(chat("One?", "Yes.", "Two?", "No."), None))
     assert asked == renderer.question(Chat(chat("One?", "Yes.", "Two?"), None))
     assert renderer.encoder.decode(asked).endswith("Two?<|im_end|>\n<|im_start|>assistant\n")
-    with pytest.raises(LeftOut, match="no user turn"):
-        renderer.question(Chat([{"role": "assistant", "content": "Hello."}], None))
+    for messages in ([{"role": "assistant", "content": "Hello."}], [{"role": "system", "content": "s"}]):
+        with pytest.raises(LeftOut, match="no user turn"):
+            renderer.question(Chat(messages, None))
+
+
+def test_a_system_message_may_be_the_last_of_a_question(text_side: Any, chat: Any) -> None:
+    renderer = ChatRenderer(text_side("plain"), {})
+    system = {"role": "system", "content": "Now."}
+    asked = renderer.question(Chat([*chat("One?"), system], None))
+    assert renderer.encoder.decode(asked).endswith("system\nNow.<|im_end|>\n<|im_start|>assistant\n")
+    (text,) = render(renderer, [*chat("One?"), system, {"role": "assistant", "content": "Yes."}])
+    assert text.endswith("system\nNow.<|im_end|>\n<|im_start|>assistant\n[[Yes.<|im_end|>]]")
 
 
 def test_turns_each_and_last(text_side: Any, chat: Any) -> None:

@@ -106,6 +106,6 @@ def test_a_thought_that_the_content_repeats(text_side: Any) -> None:
     ],
 )
 def test_parts_stand_in_places_of_their_own(thought: str, content: str, text: str, missing: str | None) -> None:
-    habits = Habits("", "", "", is_thinking=True, takes_thoughts_in_content=False, after_answer="", after_call="")
+    habits = Habits("", "", "", "", is_thinking=True, takes_thoughts_in_content=False, after_answer="", after_call="")
     message = {"role": "assistant", "content": content, "reasoning_content": thought}
     assert missing_part(message, text, habits) == missing

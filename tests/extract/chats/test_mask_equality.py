@@ -68,7 +68,8 @@ def reference(side: TextSide, messages: list[dict[str, Any]]) -> list[Pair]:
         return []
     found: list[Pair] = []
     for turn, message in enumerate(messages):
-        if message["role"] != "assistant" or turn == 0 or is_thought_alone(message["content"]):
+        is_asked = any(before["role"] == "user" for before in messages[:turn])
+        if message["role"] != "assistant" or not is_asked or is_thought_alone(message["content"]):
             continue
         if holds_control_mark(side, message["content"]):
             continue

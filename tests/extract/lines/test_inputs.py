@@ -186,17 +186,6 @@ def test_a_name_that_lies_is_refused_before_the_run(tmp_path: Path, name: str, r
         assert len(str(caught.value).splitlines()) == 3
 
 
-def test_an_arrow_stream_that_breaks_off_is_refused(tmp_path: Path) -> None:
-    whole = arrow_stream(LINES)
-    for end in range(len(whole) - 9, len(whole) // 2, -40):
-        (tmp_path / "x.arrow").write_bytes(whole[:end])
-        try:
-            lines = list(read_lines(tmp_path / "x.arrow"))
-        except UserError:
-            continue
-        assert len(lines) == 2, "only the mark at the stream's end may lack"
-
-
 STDIN_SCRIPT = """\
 import sys
 from dflash_offline.extract.lines.inputs import check_formats, opened_sources, read_lines, short_names, source_sha256
@@ -221,6 +210,16 @@ def test_standard_input_of_any_format(tmp_path: Path, name: str) -> None:
 def test_standard_input_that_gives_nothing_or_is_named_twice() -> None:
     assert run_with_stdin(b"", "-").stdout.splitlines() == ["['stdin'] 64", "[False]"]
     assert "named twice" in run_with_stdin(b"{}", "-", "-").stderr
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"a": 1}'.ljust(40).decode().encode("utf-16"), arrow_stream(LINES)[:-8], b'[{"a": 1}, {"a":', b"PAR1 no more"],
+)
+def test_a_fault_of_standard_input_is_said_of_its_name(raw: bytes) -> None:
+    last = run_with_stdin(raw, "-").stderr.splitlines()[-3:]
+    assert "input '-' " in last[0]
+    assert "dflash-" not in "".join(last)
 
 
 def run_with_stdin(raw: bytes, *given: str) -> subprocess.CompletedProcess[str]:

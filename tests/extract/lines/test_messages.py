@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from dflash_offline.extract.lines.json_lines import LeftOut
+from dflash_offline.extract.lines.messages import THOUGHT_KEYS
 from dflash_offline.extract.lines.shapes import Chat, understand
 
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -51,7 +52,7 @@ def test_a_tool_result_that_is_an_object_is_written_as_json() -> None:
     assert content.messages[0]["content"] == '{"found": true}'
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("key", THOUGHT_KEYS)
 def test_a_thought_under_any_key(key: str) -> None:
     said = {"role": "assistant", "content": "a", key: "t", "finish_reason": "length"}
     expected = {**SAID, "finish_reason": "length", "reasoning_content": "t"}
@@ -61,7 +62,7 @@ def test_a_thought_under_any_key(key: str) -> None:
         assert understand({"messages": [ASKED, both]}).content == Chat([ASKED, expected], None)
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("key", THOUGHT_KEYS)
 @pytest.mark.parametrize(
     "content",
     [
@@ -163,6 +164,17 @@ def test_role_names_of_the_wild(name: str, role: str) -> None:
     for message in ({"from": name, "value": "x"}, {"role": name, "content": "x"}):
         content = understand({"conversations": [message]}).content
         assert content == Chat([{"role": role, "content": "x"}], None)
+
+
+@pytest.mark.parametrize("message", [ASKED, SAID, {"role": "tool", "content": "x"}, {**SAID, "content": ""}])
+def test_text_beside_a_content_is_the_same(message: dict[str, Any]) -> None:
+    for same in (message["content"], "", " ", None, []):
+        assert understand({"messages": [ASKED, {**message, "text": same}]}).content is not None
+    parts = [{"type": "text", "text": message["content"]}]
+    assert understand({"messages": [{**message, "content": parts, "text": message["content"]}]}).content is not None
+    for other in ("other", ["q"], {"a": 1}):
+        with pytest.raises(LeftOut, match="shapes disagree"):
+            understand({"messages": [ASKED, {**message, "text": other}]})
 
 
 def test_calls_in_messages_of_their_own() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_offline.extract.lines.inputs import LeftOut, read_lines
-from dflash_offline.extract.lines.shapes import KEYS, Chat, Text, Tokens, understand
+from dflash_offline.extract.lines.shapes import KEYS, Chat, Text, Tokens, line_meant, understand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +86,71 @@ def test_system_beside_the_messages() -> None:
     assert understand({"system": "s", "messages": [developer, ASKED]}).content == Chat([developer, ASKED], None)
     content = understand({"system": "t", "messages": [developer, ASKED]}).content
     assert content == Chat([{"role": "system", "content": "t"}, developer, ASKED], None)
+
+
+def test_system_under_its_other_name() -> None:
+    expected = Chat([{"role": "system", "content": "s"}, ASKED, SAID], None)
+    chats: list[dict[str, Any]] = [
+        {"messages": [ASKED, SAID]},
+        {"messages": expected.messages},
+        {"instruction": "q", "output": "a"},
+        {"prompt": "q", "response": "a"},
+    ]
+    for chat in chats:
+        for beside in ({}, {"system": "s"}, {"system": ""}):
+            assert understand({**chat, "system_prompt": "s", **beside}).content == expected
+        with pytest.raises(LeftOut, match="shapes disagree"):
+            understand({**chat, "system_prompt": "s", "system": "other"})
+    assert understand({**chats[0], "system_prompt": " "}).content == Chat([ASKED, SAID], None)
+    for wrong in ({**chats[1], "system_prompt": "other"}, {"text": "Once", "system_prompt": "s"}):
+        with pytest.raises(LeftOut, match="shapes disagree"):
+            understand(wrong)
+    assert "system_prompt" in KEYS
+
+
+def test_a_prompt_that_is_messages_as_json_text() -> None:
+    system = {"role": "system", "content": "s"}
+    assert understand({"prompt": json.dumps([ASKED]), "completion": "a"}).content == Chat([ASKED, SAID], None)
+    assert understand({"prompt": f"\n{json.dumps([system, ASKED])} "}).content == Chat([system, ASKED], None)
+    old = json.dumps([{"from": "human", "value": "q"}])
+    assert understand({"prompt": old, "messages": [ASKED, SAID]}).content == Chat([ASKED, SAID], None)
+    with pytest.raises(LeftOut, match="unknown role"):
+        understand({"prompt": '[{"role": "narrator", "content": "q"}]'})
+    with pytest.raises(LeftOut, match="key given twice"):
+        understand({"prompt": '[{"role": "user", "content": "q", "content": "r"}]'})
+    for text in ('["q"]', "[]", "[1] is a list", '[{"a": 1, "a": 2}]', '{"role": "user", "content": "q"}', "[" * 9999):
+        assert understand({"prompt": text}).content == Chat([{"role": "user", "content": text}], None)
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_an_input_under_a_blank_instruction_stands_alone(blank: str) -> None:
+    for key in ("prompt", "instruction"):
+        for value in ({key: blank, "input": "q"}, {key: blank, "context": "q", "input": " "}):
+            assert understand(value).content == Chat([ASKED], None)
+        assert understand({key: blank}).content == Chat([{**ASKED, "content": blank}], None)
+
+
+def test_token_ids_win_over_the_text_beside_them() -> None:
+    ids = {"input_ids": [1, 2], "loss_mask": [0, 1]}
+    for beside in ({"prompt": "q"}, {"text": "x"}, {"system": "s", "tools": "[{"}, {"instruction": "q", "input": "x"}):
+        content = understand({**ids, **beside}).content
+        assert isinstance(content, Tokens)
+        assert content.ids.tolist() == [1, 2]
+
+
+def test_surrogates_of_json_texts_are_counted_once_each(tmp_path: Path) -> None:
+    lone, call = r"\ud83d", {"name": "f", "arguments": r'{"a": "\udc00 \ud800"}'}
+    rows = [
+        {"messages": f'[{{"role": "user", "content": "half {lone}"}}]'},
+        {"prompt": f'[{{"role": "user", "content": "{lone}"}}]', "completion": "a", "response": "a"},
+        {"messages": [ASKED, {**SAID, "tool_calls": [call]}], "chat_template_kwargs": f'{{"x": "{lone}"}}'},
+        {"messages": [ASKED, {**SAID, "content": lone}], "tools": r'[{"name": "\ud83d\ude00"}]'},
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = list(read_lines(tmp_path / "x.jsonl", KEYS))
+    assert [line.num_replaced for line in lines] == [0] * 4
+    assert [line_meant(line).num_replaced for line in lines] == [1, 1, 3, 0]
+    assert "half \ufffd" in str(line_meant(lines[0]).content)
 
 
 def test_plain_text() -> None:

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dflash_offline import UserError
-from dflash_offline.extract.lines.inputs import check_formats, chunks, find_sources, short_names, source_sha256
+from dflash_offline.extract.lines.files_found import files_passed_over, find_sources, short_names
+from dflash_offline.extract.lines.inputs import check_formats, chunks, read_lines, source_sha256
 
 
 def save_dataset(folder: Path, rows: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     table = pa.Table.from_pylist(rows)
-    with pa.ipc.new_stream(str(folder / "data.arrow"), table.schema) as stream:
+    with (folder / "data.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     return folder
@@ -41,6 +43,94 @@ def test_a_pipe_is_refused_since_it_is_read_twice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.jsonl")
     with pytest.raises(UserError, match="pipe or a device"):
         find_sources([str(tmp_path / "x.jsonl")])
+
+
+def test_what_a_folder_or_glob_passes_over_is_counted(tmp_path: Path) -> None:
+    names = "a.jsonl b.jsonl.bz2 c.CSV sub/d.csv sub/LICENSE sub/deep/e.xz .hidden.csv sub/.git/f.csv x.parquet.gz"
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    save_dataset(tmp_path / "saved", [{"a": 1}])
+    (tmp_path / "saved" / "notes.txt").write_text("x")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "gone.csv").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    below = {".csv": 3, ".xz": 1, "LICENSE": 1, ".bz2": 1, ".gz": 1, "pipe or device": 1}
+    assert files_passed_over([str(tmp_path)]) == files_passed_over(["-", str(tmp_path / "**")]) == below
+    flat = {".csv": 2, ".bz2": 1, ".gz": 1, "pipe or device": 1, "folder": 1}
+    assert files_passed_over([str(tmp_path / "*")]) == flat
+    assert files_passed_over([str(tmp_path / "a.jsonl"), str(tmp_path / "*.jsonl")]) == {"pipe or device": 1}
+    assert files_passed_over([str(tmp_path / "saved"), str(tmp_path / "c.CSV"), str(tmp_path / "a.*")]) == {}
+
+
+def test_a_folder_behind_a_link_is_not_entered_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("{}")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.jsonl").write_text("{}")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "other")
+    assert [path.name for path in find_sources([str(tmp_path / "in")])] == ["a.jsonl"]
+    assert files_passed_over([str(tmp_path / "in")]) == {"folder": 1}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_a_folder_that_may_not_be_entered_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "locked").mkdir(mode=0)
+    for given in (tmp_path, tmp_path / "**"):
+        with pytest.raises(UserError, match=r"locked.*cannot be read"):
+            find_sources([str(given)])
+
+
+@pytest.mark.parametrize("given", [".", "*.jsonl", "gone.jsonl", "**"])
+def test_a_link_to_nothing_is_an_error(tmp_path: Path, given: str) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"gone.jsonl' is a link to nothing") as caught:
+        find_sources([str(tmp_path / given)])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_an_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert find_sources(["."]) == [Path("a.jsonl")]
+    with pytest.raises(UserError, match="'' is an empty name") as caught:
+        find_sources([""])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff.jsonl", b"\xff.jsonl.zst", b"\xff.arrow", b"\xff.parquet", b"\xff/x.arrow", b"\xff"]
+)
+def test_names_that_are_not_utf8(tmp_path: Path, name: bytes) -> None:
+    """They are read, and stored with the bytes spelled out."""
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+    table = pa.table({"prompt": ["q"]})
+    if name == b"\xff":
+        save_dataset(path, table.to_pylist())
+    elif name.endswith(b"parquet"):
+        with path.open("wb") as file:
+            pq.write_table(table, file)
+    elif name.endswith(b"arrow"):
+        with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    else:
+        raw = b'{"prompt": "q"}'
+        path.write_bytes(pa.compress(raw, "zstd", asbytes=True) if name.endswith(b"zst") else raw)
+    (found,) = find_sources([str(tmp_path) if name != b"\xff" else str(path)])
+    check_formats([found])
+    assert [line.value for line in read_lines(found)] == [{"prompt": "q"}]
+    assert len(source_sha256(found)) == 64
+    (short,) = short_names([found])
+    assert short == Path(os.fsdecode(name)).name.replace("\udcff", r"\xff")
+    short.encode()
+
+
+def test_names_stay_apart_when_they_are_spelled_out() -> None:
+    odd = [Path(os.fsdecode(b"/a/\xff.jsonl")), Path(r"/b/\xff.jsonl")]
+    assert short_names(odd) == [r"a/\xff.jsonl", r"b/\xff.jsonl"]
 
 
 def test_globs_are_sorted_and_files_are_named_once(tmp_path: Path) -> None:

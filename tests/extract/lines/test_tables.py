@@ -134,6 +134,44 @@ def test_json_columns_are_parsed(tmp_path: Path, kind: str) -> None:
 
 
 @KINDS
+def test_surrogates_of_json_columns_are_counted(tmp_path: Path, kind: str) -> None:
+    column = pa.array([r'"half \ud83d"', '"whole"', r'{"a": ["\udc00\udc00"]}', None]).cast(pa.json_())
+    path = write(tmp_path / name_of(kind), pa.table({"prompt": column, "id": range(4)}), kind)
+    lines = list(read_lines(path, KEYS))
+    assert [line.num_replaced for line in lines] == [1, 0, 2, 0]
+    assert [(line.value or {}).get("prompt") for line in lines] == [
+        "half \ufffd",
+        "whole",
+        {"a": ["\ufffd\ufffd"]},
+        None,
+    ]
+
+
+@KINDS
+def test_an_odd_id_or_task_does_not_cost_its_row(tmp_path: Path, kind: str) -> None:
+    """Times beyond year 9999, of nanoseconds, and text that is not UTF-8 have no form in Python."""
+    text = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffc")]
+    )
+    far = pa.array([0, 2**58, None], pa.int64()).view(pa.timestamp("us", "UTC"))
+    fine = pa.array([1_700_000_000_123_456_789] * 3, pa.int64()).view(pa.timestamp("ns"))
+    for labels, expected in (
+        ({"id": far, "task": fine}, ["2023-11-14 22:13:20.123456789"] * 3),
+        ({"id": pa.array([{"at": one} for one in fine]), "task": text}, ["a", "(not read)", "c"]),
+    ):
+        path = write(
+            tmp_path / name_of(kind), pa.table({"prompt": ["q", None, "q"], "text": ["t"] * 3, **labels}), kind
+        )
+        lines = list(read_lines(path, KEYS))
+        assert [line.fault for line in lines] == [None] * 3
+        assert [understand(line.value or {}).task for line in lines] == expected
+        assert [(line.value or {}).get("prompt") for line in lines] == ["q", None, "q"]
+    bad = pa.table({"prompt": ["q"] * 3, "id": far, "text": text})
+    lines = list(read_lines(write(tmp_path / name_of(kind), bad, kind), KEYS))
+    assert [line.fault and line.fault.reason for line in lines] == [None, "unreadable value", None]
+
+
+@KINDS
 def test_of_pictures_only_their_presence_is_read(tmp_path: Path, kind: str) -> None:
     picture = {"bytes": b"\x89PNG", "path": None}
     table = pa.table(

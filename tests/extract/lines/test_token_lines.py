@@ -26,6 +26,9 @@ def tokens(value: dict[str, Any]) -> tuple[list[int], list[bool]]:
         ({"labels": [-100, 6, 7]}, [False, True, True]),
         ({"labels": [-100, 6, 7], "loss_mask": [0, 1, 1]}, [False, True, True]),
         ({"text": "rendered", "attention_mask": [1, 1, 1]}, [False, False, False]),
+        ({"prompt_length": 1}, [False, True, True]),
+        ({"prompt_length": 0, "labels": [5, 6, 7]}, [True, True, True]),
+        ({"prompt_length": 3}, [False, False, False]),
     ],
 )
 def test_token_ids(value: dict[str, Any], mask: list[bool]) -> None:
@@ -36,7 +39,7 @@ def test_token_ids(value: dict[str, Any], mask: list[bool]) -> None:
             key: np.array(item, dtype=np.int64 if key == "labels" else kind if kind != np.int8 else bool)
             for key, item in value.items()
             if isinstance(item, list)
-        }
+        } | {key: item for key, item in value.items() if isinstance(item, int)}
         assert tokens({"input_ids": np.array([5, 6, 7], dtype=kind), **arrays}) == ([5, 6, 7], mask)
 
 
@@ -44,6 +47,24 @@ def test_padding_is_cut_off_on_either_side() -> None:
     left = {"input_ids": [0, 0, 5, 6], "loss_mask": [0, 0, 0, 1], "attention_mask": [0, 0, 1, 1]}
     right = {"input_ids": [5, 6, 0], "labels": [-100, 6, -100], "attention_mask": np.array([True, True, False])}
     assert tokens(left) == tokens(right) == ([5, 6], [False, True])
+
+
+def test_a_prompt_length_counts_ids_and_no_padding_before_them() -> None:
+    assert tokens({"input_ids": [5, 6, 7, 0], "prompt_length": 1, "attention_mask": [1, 1, 1, 0]}) == (
+        [5, 6, 7],
+        [False, True, True],
+    )
+    for value, reason in [
+        ({"prompt_length": 4}, "broken prompt length"),
+        ({"prompt_length": -1}, "broken prompt length"),
+        ({"prompt_length": True}, "broken prompt length"),
+        ({"prompt_length": 1.0}, "broken prompt length"),
+        ({"prompt_length": 2, "attention_mask": [0, 1, 1]}, "broken prompt length"),
+        ({"prompt_length": 2, "loss_mask": [0, 1, 1]}, "shapes disagree"),
+    ]:
+        with pytest.raises(LeftOut) as caught:
+            tokens({"input_ids": [5, 6, 7], **value})
+        assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("key", ["loss_mask", "assistant_masks", "completion_mask"])

@@ -67,11 +67,34 @@ def test_each_question_is_asked_on_the_models_own_answers() -> None:
 def test_answers_to_nothing_and_in_a_row() -> None:
     chat = [assistant("hello, I am a bot"), user("a"), user("b"), assistant("old"), assistant("older")]
     done, asked = talk(chat, ["one"])
-    assert asked == [[user("a"), user("b")]]
-    assert done.messages == [user("a"), user("b"), assistant("one")]
+    assert asked == [chat[:3]], "a greeting is what the user was given: it stays in the prompt"
+    assert done.messages == [*chat[:3], assistant("one")]
 
 
-@pytest.mark.parametrize("messages", [[assistant("hello")], [{"role": "system", "content": "be brief"}]])
+SYSTEM = {"role": "system", "content": "be brief"}
+
+
+@pytest.mark.parametrize(
+    "chat, num_asked",
+    [
+        ([user("a"), SYSTEM], [2]),
+        ([user("a"), assistant("x"), SYSTEM], [1, 3]),
+        ([user("a"), assistant("x"), SYSTEM, assistant("y")], [1, 3]),
+        ([user("a"), SYSTEM, assistant("x"), user("b"), SYSTEM], [2, 5]),
+        ([SYSTEM, assistant("hello"), user("a"), assistant("x")], [3]),
+        ([assistant("hello"), SYSTEM, assistant("again"), user("a")], [4]),
+        ([user("a"), assistant("x"), {"role": "developer", "content": "d"}, user("b")], [1, 4]),
+    ],
+)
+def test_no_message_of_the_input_is_dropped_but_answers(chat: list[Message], num_asked: list[int]) -> None:
+    """The input's messages in front of each answer, where the model says what the input's assistant said."""
+    says = [chat[end]["content"] if end < len(chat) else "new" for end in num_asked]
+    done, asked = talk(chat, says)
+    assert asked == [chat[:end] for end in num_asked]
+    assert (done.ended, done.num_answers) == (None, len(num_asked))
+
+
+@pytest.mark.parametrize("messages", [[assistant("hello")], [SYSTEM], [SYSTEM, assistant("hello"), SYSTEM]])
 def test_a_chat_without_a_question(messages: list[Message]) -> None:
     with pytest.raises(LeftOut, match="no question"):
         talk(messages, [])

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 from dflash_offline import UserError
@@ -115,6 +117,47 @@ def test_every_line_is_answered_failed_or_skipped(
     assert rows("left-out.jsonl")[1]["detail"] == "400: bad is too long"
     assert "8 input lines = 2 answered + 1 failed + 5 skipped" in report.text()
     assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_an_id_that_json_does_not_hold_is_written_as_text(
+    number: float, config: Config, questions: Questions, tmp_path: Path
+) -> None:
+    lines: list[Any] = [{"messages": [USER], "id": known} for known in (number, [number], 7, "x", None)]
+    regenerate(config(), [questions(*lines)])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = (tmp_path / "out" / "responses.jsonl").read_text()
+    ids = [json.loads(line, parse_constant=refuse)["id"] for line in text.splitlines()]
+    assert ids == [str(number), str([number]), 7, "x", None]
+
+
+def test_what_json_does_not_hold_is_not_sent(
+    config: Config, questions: Questions, rows: Rows, server: Any, tmp_path: Path
+) -> None:
+    nan, late = float("nan"), pa.array([0], pa.timestamp("us"))
+    lines: list[Any] = [
+        {"messages": [USER], "chat_template_kwargs": {"temperature": nan}},
+        {"messages": [{"role": "user", "name": nan, "content": "q"}]},
+        {"messages": [USER], "id": "good"},
+    ]
+    path = tmp_path / "more.parquet"
+    options = pa.StructArray.from_arrays([late], names=["day"])
+    pq.write_table(pa.table({"prompt": ["q"], "chat_template_kwargs": options, "id": late}), path)
+    regenerate(config(), [questions(*lines), str(path)])
+    assert [row["id"] for row in rows()] == ["good"]
+    left = [(row["line"], row["outcome"], row["reason"]) for row in rows("left-out.jsonl")]
+    assert left == [(number, "skipped", "no JSON to send") for number in (1, 2, 1)]
+    assert len(server.bodies) == 1
+
+
+def test_surrogates_of_the_input_are_counted(config: Config, questions: Questions, rows: Rows) -> None:
+    report = regenerate(config(), [questions("a \ud800 b \udc00", "c")])
+    assert rows()[0]["messages"][0]["content"] == "a \ufffd b \ufffd"
+    assert report.counts["replaced"] == 2
+    assert "2 lone surrogates of the input replaced by U+FFFD" in report.text()
 
 
 def test_limit_takes_the_first_lines(config: Config, questions: Questions, rows: Rows) -> None:

@@ -137,6 +137,46 @@ def test_a_torn_journal_costs_only_the_lines_that_are_torn(
         assert len(server.bodies) <= 3 * lost
 
 
+def test_a_damaged_record_costs_the_lines_that_it_may_hold(
+    expected: list[bytes], config: Config, questions: Questions, server: Any, tmp_path: Path
+) -> None:
+    """Its own line, and those that failed before it; all others stay, and each line is there once in the end."""
+    chats = questions(*mixed_lines())
+    whole = (Path(config().out + "-uninterrupted") / "journal.log").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    draw = random.Random(2)
+    for number in [1, *draw.sample(range(2, len(lines) - 1), 5)]:
+        out = tmp_path / f"damaged-{number}"
+        out.mkdir()
+        place = sum(map(len, lines[:number])) + draw.randrange(len(lines[number]) - 1)
+        (out / "journal.log").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        server.bodies.clear()
+        regenerate(config(out=str(out), concurrency=CONCURRENCY), [chats])
+        assert contents(out) == expected, number
+        num_failed = sum(line.split(b" ", 4)[3] == b"failed" for line in lines[1:number])
+        assert len(server.bodies) <= 3 + num_failed
+        after = (out / "journal.log").read_bytes()
+        assert after.startswith(whole[:place])
+        assert after.count(b"\n") <= len(lines) + 2 + num_failed
+        assert not regenerate(config(out=str(out), concurrency=CONCURRENCY), [chats]).is_new
+
+
+def test_a_damaged_beginning_wipes_nothing(
+    expected: list[bytes], config: Config, questions: Questions, server: Any, tmp_path: Path
+) -> None:
+    whole = (Path(config().out + "-uninterrupted") / "journal.log").read_bytes()
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "journal.log"
+    path.write_bytes(broken := whole[:30] + b"~" + whole[31:])
+    with pytest.raises(UserError, match="its first record does not hold the facts"):
+        regenerate(config(concurrency=CONCURRENCY), [questions(*mixed_lines())])
+    assert path.read_bytes() == broken
+    assert server.bodies == []
+    path.write_bytes(whole)
+    regenerate(config(concurrency=CONCURRENCY), [questions(*mixed_lines())])
+    assert contents(tmp_path / "out") == expected
+
+
 @pytest.mark.parametrize("there", [[], ["responses.jsonl"], ["responses.jsonl", "left-out.jsonl"]])
 def test_killed_while_the_folder_was_finished(
     there: list[str], expected: list[bytes], config: Config, questions: Questions, server: Any, tmp_path: Path

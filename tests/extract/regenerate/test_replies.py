@@ -8,6 +8,10 @@ import pytest
 from dflash_offline.extract.regenerate.replies import Reply, TurnFailed, read_reply, server_words
 
 
+def call_of(arguments: str) -> dict[str, Any]:
+    return {"function": {"name": "f", "arguments": f"{{{arguments}}}"}}
+
+
 def read(body: Any) -> Reply:
     return read_reply(json.dumps(body).encode())
 
@@ -35,6 +39,24 @@ def test_calls_come_as_text_with_the_servers_ids(replies: types.SimpleNamespace)
     call["function"]["arguments"] = {"a": "\u00e9"}
     message = read(replies.completion("", tool_calls=[call])).message
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": "\u00e9"}'
+
+
+def test_a_thought_that_stands_twice_is_kept_once(replies: types.SimpleNamespace) -> None:
+    message = read(replies.completion("<think>\nhm\n</think>\n\nyes", reasoning_content="hm", reasoning="hm")).message
+    assert message == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    assert read(replies.completion("<think>hm</think>yes")).message["content"] == "<think>hm</think>yes"
+
+
+@pytest.mark.parametrize("refusal", [None, ""])
+def test_an_answer_beside_no_refusal(refusal: str | None, replies: types.SimpleNamespace) -> None:
+    assert read(replies.completion("yes", refusal=refusal, function_call=None)).message["content"] == "yes"
+
+
+@pytest.mark.parametrize(
+    "said, model", [({}, None), ({"model": "m"}, "m"), ({"model": None}, None), ({"model": 7}, None)]
+)
+def test_the_name_of_the_model(said: dict[str, Any], model: str | None, replies: types.SimpleNamespace) -> None:
+    assert read(replies.completion("yes") | said).model == model
 
 
 def test_a_cut_answer_says_so(replies: types.SimpleNamespace) -> None:
@@ -65,6 +87,20 @@ def test_a_reply_without_usage(replies: types.SimpleNamespace) -> None:
         ("", "tool_calls", {"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}, "broken tool calls"),
         ("", "tool_calls", {"tool_calls": [{"function": {"arguments": "{}"}}]}, "broken tool calls"),
         ("", "tool_calls", {"tool_calls": ["f()"]}, "broken tool calls"),
+        ("", "stop", {"tool_calls": [call_of('"a": 1, "a": 2')]}, "broken tool calls"),
+        ("", "stop", {"tool_calls": [call_of('"a": NaN')]}, "broken tool calls"),
+        ("", "stop", {"tool_calls": [call_of('"a": "\\ud83d"')]}, "broken tool calls"),
+        ("hm", "tool_calls", {}, "no call in the answer"),
+        ("hm", "tool_calls", {"tool_calls": []}, "no call in the answer"),
+        ("hm", "function_call", {"tool_calls": None}, "no call in the answer"),
+        ("hm", "stop", {"function_call": {"name": "f", "arguments": "{}"}}, "broken tool calls"),
+        (None, "stop", {"refusal": "I will not"}, "refused by the model"),
+        ("a part", "stop", {"refusal": "I will not"}, "refused by the model"),
+        ("<think>b</think>yes", "stop", {"reasoning_content": "a"}, "thoughts disagree"),
+        ("yes", "stop", {"reasoning_content": "a", "reasoning": "b"}, "thoughts disagree"),
+        ("yes", "stop", {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, "not text"),
+        ("lone \ud83d", "stop", {}, "lone surrogates in the answer"),
+        ("yes", "stop", {"reasoning": "lone \ud83d"}, "lone surrogates in the answer"),
     ],
 )
 def test_no_usable_answer(

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
-from dflash_offline.extract.launch import Dealer, extract
+from dflash_offline.extract.launch import Dealer, extract, finish
 from dflash_offline.extract.prepare import prepare
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import load_target
 from dflash_offline.extract.worker import Recorder
 from dflash_offline.extract.writing import Committed, Entry, SegmentFiller
 from dflash_offline.store.frozen import write_frozen
-from dflash_offline.store.index import write_consolidated
-from dflash_offline.store.writer import create_store
+from dflash_offline.store.writer import StoreWriter, create_store
 from dflash_offline.watch import Channel
 from processes import children
 
@@ -112,13 +111,13 @@ class Inline:
 
 
 def record_here(config: ExtractConfig, *, with_frozen: bool = True) -> Survey:
-    """Extracts without starting a process: the launcher's and the worker's own parts, in turn."""
+    """Extracts what is missing without starting a process: the launcher's and the worker's own parts, in turn."""
     found = survey(config)
     create_store(found.store_dir, found.manifest, found.plan.table, Path(config.data))
     target = load_target(found.facts.name, dtype=found.facts.dtype)
     if with_frozen:
         write_frozen(found.store_dir, *target.frozen())
-    dealer = Dealer(found, set())
+    dealer = Dealer(found, StoreWriter(found.store_dir, found.manifest).committed())
     committed: list[Committed] = []
     filler = SegmentFiller(found.store_dir, found.manifest, committed.append)
     ours, theirs = Pipe()
@@ -130,8 +129,8 @@ def record_here(config: ExtractConfig, *, with_frozen: bool = True) -> Survey:
                 ours.recv()
     finally:
         filler.close()
-    assert sorted(message.segment for message in committed) == list(range(found.plan.num_segments))
-    assert write_consolidated(found.store_dir, found.plan.sha256, found.plan.num_segments)
+    assert {message.segment for message in committed} == dealer.own - dealer.kept
+    finish(found)
     return found
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
-from dflash_offline.extract.launch import Dealer, extract, plan_command, report
+from dflash_offline.extract.foretell import plan_command
+from dflash_offline.extract.launch import Dealer, extract, report
 from dflash_offline.extract.summary import ExtractReport, PlanSummary
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import load_target

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.cli import COMMANDS, resolved
-from dflash_offline.extract.config import ExtractConfig
-from dflash_offline.extract.launch import Dealer, plan_command, report
-from dflash_offline.extract.survey import Survey
+from dflash_offline.extract.config import ExtractConfig, PlanConfig
+from dflash_offline.extract.foretell import plan_command
+from dflash_offline.extract.launch import Dealer, report
+from dflash_offline.extract.run_log import LOG_NAME, last_run, log_run
+from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.store.reader import StoreReader
 
 MakeConfig = Callable[..., ExtractConfig]
@@ -83,6 +86,67 @@ def test_threads_of_a_cpu_are_refused_where_no_worker_runs_on_one(
     assert len(str(caught.value).splitlines()) == 3
     assert plan_command(make_config(data, tmp_path / "store", devices="cpu", cpu_threads=3)).workers == ("cpu",)
     assert plan_command(make_config(data, tmp_path / "store", devices="0")).workers == ("cuda:0",)
+
+
+@pytest.mark.parametrize("own", [{}, {"shards": 2}, {"shards": 2, "only": "1"}])
+def test_hours_at_a_given_rate(tmp_path: Path, data: Path, make_config: MakeConfig, own: dict[str, Any]) -> None:
+    """Tokens of the forwards of this launcher's segments, by the rate of each worker."""
+    settings = {name: getattr(make_config(data, tmp_path / "s", **own), name) for name in ExtractConfig.__slots__}
+    found = survey(ExtractConfig(**settings))
+    segments = {segment for groups in found.own_segments for segment in groups}
+    tokens = sum(
+        int(length) for length, segment in zip(found.plan.lengths, found.plan.column("segment")) if segment in segments
+    )
+    hours = tokens / 50.0 / (2 if own == {"shards": 2} else 1) / 3600
+    text = plan_command(PlanConfig(**settings, rate=50.0)).text()
+    assert f"time       {hours:.3g} hours for {tokens:,} tokens, at 50 tokens/s of each worker (as given)" in text
+    assert "--rate" not in text.splitlines()[-1]
+    assert "unknown how long, give --rate" in plan_command(ExtractConfig(**settings)).text()
+
+
+def test_hours_at_the_rate_of_the_last_run(tmp_path: Path, data: Path, whole_store: Path, make_config: Any) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(whole_store, store)
+    own = last_run(store)
+    assert own is not None
+    assert own.devices == "cpu"
+    assert own.num_positions > 0
+    assert own.wall_s > 0
+    log_run(store, workers=("cuda:0", "cuda:1"), num_positions=12_000, wall_s=3.0)
+    log_run(store, workers=("cuda:0",), num_positions=0, wall_s=3.0)
+    with (store / LOG_NAME).open("a") as file:
+        file.write("torn")
+    (store / "commits" / "00000000.arrow").unlink()
+    text = plan_command(make_config(data, store)).text()
+    assert "at 2,000 tokens/s of each worker (measured in this store, 2 worker(s) on cuda:0,cuda:1" in text
+
+
+def test_bytes_of_every_codec_are_those_of_stores_made_with_them(
+    tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig, extract_here: Callable[..., Survey]
+) -> None:
+    lines = [{"input_ids": list(range(first, first + 65)), "loss_mask": [1] * 65} for first in (6, 8, 10)]
+    prepared = make_data(lines, case_target())
+    said = plan_command(make_config(prepared, tmp_path / "none", codec="int8:4", segment_positions=64))
+    for name in ("raw", "zstd", "int8:4"):
+        config = make_config(prepared, tmp_path / name, codec=name, segment_positions=64)
+        extract_here(config, with_frozen=False)
+        size = size_bytes(tmp_path / name / "hidden") - (tmp_path / name / "hidden" / "zarr.json").stat().st_size
+        assert size < said.codec_bytes[name] if name == "zstd" else size == said.codec_bytes[name]
+    assert "zstd some " in said.text()
+    assert "estimated" in said.text()
+
+
+def test_several_gpus_of_a_worker(
+    tmp_path: Path, data: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dealt in groups; refused on a CPU, and without the package that spreads a target."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(UserError, match=r"gpus_per_shard = 2, but accelerate is not installed") as caught:
+        plan_command(make_config(data, tmp_path / "s", devices="0-3", gpus_per_shard=2))
+    assert "pip install accelerate" in caught.value.advice
+    with pytest.raises(UserError, match="gpus_per_shard = 2 on a CPU"):
+        plan_command(make_config(data, tmp_path / "s", gpus_per_shard=2))
 
 
 def test_the_whole_store_takes_the_same_whatever_is_there_already(

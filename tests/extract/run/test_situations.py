@@ -17,7 +17,7 @@ from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.launch import extract
 from dflash_offline.extract.prepare import prepare
-from dflash_offline.extract.rejected import read_rejected
+from dflash_offline.extract.rejected import LINE, read_rejected
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.reader import StoreReader
@@ -303,7 +303,7 @@ def test_case_c29_ragged_ends(
         target=str(case_target()), out=str(tmp_path / "data"), split=0.7, min_trained=2, duplicates="keep"
     )
     prepare(settings, [str(source)])
-    left_out = read_rejected(tmp_path / "data")
+    left_out = read_rejected(tmp_path / "data", LINE)
     extract_here(make_config(tmp_path / "data", tmp_path / "store", token_budget=256))
     reader = StoreReader(tmp_path / "store")
     assert len(reader) + len(left_out) == len(lines)

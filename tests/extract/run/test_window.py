@@ -9,7 +9,8 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
-from dflash_offline.extract.launch import extract, plan_command
+from dflash_offline.extract.foretell import plan_command
+from dflash_offline.extract.launch import extract
 from dflash_offline.extract.survey import Survey
 from dflash_offline.extract.worker import recorded_part
 from dflash_offline.store.config import RecodeConfig

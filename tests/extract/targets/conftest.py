@@ -8,42 +8,25 @@ import pytest
 import torch
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.extract.targets.kernels import hide_gpu_kernels
-from transformers import AutoConfig, AutoModelForCausalLM
+from target_families import REFUSED, VERIFIED, Family
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-BASE = {
-    "vocab_size": 262,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-MIXED = ["sliding_attention"] * 3 + ["full_attention"]
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "qwen3-windows": {"model_type": "qwen3", "layer_types": MIXED, "sliding_window": 8, "use_sliding_window": True},
-    "gemma2": {"model_type": "gemma2", "sliding_window": 8},
-    "gemma3": {"model_type": "gemma3_text", "sliding_window": 8, "layer_types": MIXED},
-    "granite": {"model_type": "granite", "embedding_multiplier": 12.0, "logits_scaling": 8.0},
-    "qwen3-moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "qwen3-next": {
-        "model_type": "qwen3_next",
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
-    "cohere": {"model_type": "cohere"},
-}
+FAMILIES = VERIFIED | {name: family for name, (family, _) in REFUSED.items()}
+
+
+def small_model(family: Family) -> Any:
+    """A random model whose norms and biases are random as well, so that none of them can be left out unseen."""
+    if family.vision is None:
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **family.text()))
+    else:
+        text = family.text() | {"model_type": family.model_type}
+        parts = {"text_config": text, "vision_config": family.vision, "tie_word_embeddings": family.is_tied}
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family.wrapper, **parts))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +37,9 @@ def family_folder(tmp_path_factory: pytest.TempPathFactory, character_tokenizer:
     def make(name: str) -> Path:
         if name not in made:
             hide_gpu_kernels("cpu")
-            fields = BASE | FAMILIES[name]
             torch.manual_seed(1)
             folder = tmp_path_factory.mktemp(name)
-            AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(
-                folder
-            )
+            small_model(FAMILIES[name]).save_pretrained(folder)
             character_tokenizer("plain").save_pretrained(folder)
             made[name] = folder
         return made[name]

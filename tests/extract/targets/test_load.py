@@ -14,6 +14,7 @@ from dflash_offline.extract.targets.facts import read_facts
 from dflash_offline.extract.targets.hf import load_target, resolve_name
 from dflash_offline.extract.targets.session import CACHE_TOLERANCE, require_right_cache
 from safetensors.torch import load_file, save_file
+from target_families import REFUSED, VERIFIED
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,15 +37,7 @@ def logits_from_parts(target: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("name", "is_tied"),
-    [
-        ("t16-tied", True),
-        ("t19-hybrid", False),
-        ("llama", False),
-        ("gemma2", True),
-        ("gemma3", True),
-        ("granite", False),
-        ("qwen3-moe", False),
-    ],
+    [("t16-tied", True), ("t19-hybrid", False), *((name, family.is_tied) for name, family in VERIFIED.items())],
 )
 def test_frozen_parts_give_the_targets_logits(loaded: Any, name: str, is_tied: bool) -> None:
     target = loaded(name)
@@ -56,16 +49,24 @@ def test_frozen_parts_give_the_targets_logits(loaded: Any, name: str, is_tied: b
         real = target.model(ids[None]).logits[0].double()
     torch.testing.assert_close(logits_from_parts(target, ids), real, rtol=1e-4, atol=1e-4)
     first: list[torch.Tensor] = []
-    handle = target.decoder.layers[0].register_forward_pre_hook(lambda module, args: first.append(args[0]))
+
+    def take_first(module: Any, args: Any, kwargs: Any) -> None:
+        first.append(args[0] if args else kwargs["hidden_states"])
+
+    handle = target.decoder.layers[0].register_forward_pre_hook(take_first, with_kwargs=True)
     target.record(ids[None], torch.tensor([6]), (0,))
     handle.remove()
     torch.testing.assert_close(first[0][0], parts["embedding"][ids] * facts["embedding_scale"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_head_that_is_not_understood_is_refused(loaded: Any) -> None:
-    """Cohere's final norm takes the mean off: no RMSNorm, so no drafter of ours fits."""
-    with pytest.raises(UserError, match="CohereLayerNorm is no RMSNorm"):
-        loaded("cohere").frozen()
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_are_not_understood_are_refused_by_name(loaded: Any, name: str) -> None:
+    """Such as Cohere's: its final norm takes the mean off, so no drafter of ours fits."""
+    with pytest.raises(UserError, match=REFUSED[name][1]) as caught:
+        target = loaded(name)
+        target.record(torch.arange(6, 14)[None], torch.tensor([8]), (0,))
+        target.frozen()
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_an_unknown_scale_is_refused(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +226,49 @@ def test_smollm2_from_its_gguf() -> None:
     (answer,) = target.generate([prompt], 16)
     assert "Paris" in target.tokenizer.decode(answer)
     assert set(target.frozen()[0]) == {"embedding", "norm"}
+
+
+def quantized(folder: Path, tmp_path: Path, **settings: Any) -> Path:
+    """A copy of a target whose config says that its weights are quantized."""
+    copy = shutil.copytree(folder, tmp_path / "quantized")
+    config = json.loads((copy / "config.json").read_text()) | {"quantization_config": settings}
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "from-the-future"])
+def test_quantized_weights_that_cannot_be_loaded_are_refused_by_name(
+    family_folder: Any, tmp_path: Path, method: str
+) -> None:
+    """A method that transformers does not know would be read as plain numbers."""
+    settings = {"bits": 4} if method in ("gptq", "awq") else {"load_in_4bit": True}
+    folder = quantized(family_folder("llama"), tmp_path, quant_method=method, **settings)
+    with pytest.raises(UserError, match=rf"with quantized weights \({method}\) cannot be loaded") as caught:
+        load_target(str(folder))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="transformers unpacks FP8 weights with accelerate")
+def test_fp8_blocks_are_unpacked_on_a_cpu(loaded: Any, family_folder: Any, tmp_path: Path) -> None:
+    """Against the same rounding by hand."""
+    block = 32
+    folder = quantized(
+        family_folder("llama"), tmp_path, quant_method="fp8", activation_scheme="dynamic", weight_block_size=[block] * 2
+    )
+    tensors, unpacked = load_file(folder / "model.safetensors"), {}
+    for key in [key for key in tensors if "proj" in key]:
+        rows, columns = tensors[key].shape
+        blocks = tensors[key].reshape(rows // block, block, columns // block, block)
+        scale = blocks.abs().amax((1, 3)) / 448
+        packed = (blocks / scale[:, None, :, None]).reshape(rows, columns).to(torch.float8_e4m3fn)
+        tensors |= {key: packed, f"{key}_scale_inv": scale}
+        unpacked[key] = (packed.float().reshape(blocks.shape) * scale[:, None, :, None]).reshape(rows, columns)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    target, reference = load_target(str(folder)), AutoModelForCausalLM.from_pretrained(family_folder("llama")).eval()
+    reference.load_state_dict(unpacked, strict=False)
+    ids = torch.arange(6, 30)[None]
+    with torch.no_grad():
+        states = reference(ids, output_hidden_states=True).hidden_states
+    taps, _ = target.record(ids, torch.tensor([24]), (0, 2))
+    torch.testing.assert_close(taps[1], states[3], rtol=1e-4, atol=1e-5)
+    assert set(target.frozen()[0]) == {"embedding", "norm", "head"}

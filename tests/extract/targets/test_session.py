@@ -8,9 +8,11 @@ import pytest
 import torch
 from dflash_offline.extract.targets.hf import HfTarget
 from dflash_offline.extract.targets.session import Session
+from target_families import VERIFIED
 from transformers.cache_utils import DynamicLayer
 
-ATTENTION = ["t16-tied", "llama", "qwen3-windows", "gemma2", "gemma3", "granite", "qwen3-moe"]
+ATTENTION = ["t16-tied", "llama", "qwen3-windows", "gemma2", "gemma3", "granite", "qwen3-moe", "gpt-oss"]
+SPARSE = ["glm-moe-dsa", "deepseek-v32"]
 HYBRID = ["t19-hybrid", "qwen3-next"]
 
 
@@ -21,7 +23,7 @@ def uncached(target: HfTarget, ids: list[int], taps: tuple[int, ...]) -> tuple[t
     return out.logits[0].float(), torch.cat([out.hidden_states[layer + 1][0] for layer in taps], dim=-1)
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, *HYBRID])
+@pytest.mark.parametrize("name", [*ATTENTION, *SPARSE, *HYBRID])
 def test_any_walk_of_forwards_and_roll_backs(loaded: Any, name: str) -> None:
     """The text grows and shrinks at random, past the sliding windows of 8 and back."""
     target, chooser, taps = loaded(name), random.Random(3), (2, 0)
@@ -108,6 +110,17 @@ def test_generate_equals_one_prompt_at_a_time(loaded: Any, name: str) -> None:
     target, chooser = loaded(name), random.Random(0)
     prompts = [[chooser.randrange(6, 262) for _ in range(length)] for length in (5, 12, 5, 5, 1)]
     assert target.generate(prompts, 12) == [greedy(target, prompt, 12) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_greedy_answers_are_those_of_transformers(loaded: Any, name: str) -> None:
+    target = loaded(name)
+    prompt = torch.randint(6, 262, (1, 9), generator=torch.Generator().manual_seed(2))
+    answer = target.model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=[2]
+    )
+    target.open((0,))
+    assert target.generate(prompt.tolist(), 12) == [answer[0, 9:].tolist()]
 
 
 def test_generate_ends_rows_at_their_own_eos(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, MetricsFile, read_metrics
+from dflash_offline.train.metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, MetricsFile, read_metrics
 from dflash_offline.train.plots import WIDTH_PX, histogram_figure, last_exam, plot_run, running_mean, training_figure
 from matplotlib.patches import Rectangle
 
@@ -67,6 +67,26 @@ def test_the_curves_are_the_lines_of_the_file():
     assert "weighted mean" in upper.get_ylabel()
     assert "tokens" in lower.get_ylabel()
     assert "step" in lower.get_xlabel()
+
+
+def test_the_walk_is_drawn_for_each_origin_beside_all():
+    metrics = []
+    for step in (0, 5):
+        metrics += [{"kind": EXAM, "step": step, "origin": "elsewhere, target greedy", "acceptance_length": 2.0}]
+        metrics += [{"kind": ORIGIN, "step": step, "origin": "elsewhere", "acceptance_length": 1.5 + step}]
+        metrics += [{"kind": ORIGIN, "step": step, "origin": "target greedy", "acceptance_length": 2.5 + step}]
+    metrics.append({"kind": TRAIN, "step": 5, "loss": 1.0})
+    _, lower = training_figure(metrics).axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in lower.lines] == [
+        [[0, 2.0], [5, 2.0]],
+        [[0, 1.5], [5, 6.5]],
+        [[0, 2.5], [5, 7.5]],
+    ]
+    assert [line.get_label() for line in lower.lines] == [
+        "answers from: elsewhere, target greedy",
+        "of these: elsewhere",
+        "of these: target greedy",
+    ]
 
 
 def test_a_run_without_held_out_answers_has_one_curve():

@@ -11,13 +11,24 @@ from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape, block_stride
+from dflash_offline.train.slot_counts import SlotCounts
 from dflash_offline.train.walk import HeldOutSample, spans, walk
 
 EOS, MASK, TAPS = 1, 2, (0, 2)
 
 
 def slow_leading(exam, sample, anchor):
-    """Leading right drafts of one block, through the cache that decoding uses."""
+    """Leading right drafts of one block."""
+    count = 0
+    for draft, token in zip(slow_drafts(exam, sample, anchor), sample.ids[anchor + 1 :].tolist()):
+        if draft != token:
+            break
+        count += 1
+    return count
+
+
+def slow_drafts(exam, sample, anchor):
+    """The drafts of one block, through the cache that decoding uses."""
     drafter, spec = exam.drafter, exam.drafter.spec
     cache = drafter.new_cache()
     planes = torch.from_numpy(sample.taps.view(np.int16)).view(torch.bfloat16).float()
@@ -25,12 +36,7 @@ def slow_leading(exam, sample, anchor):
     ids = torch.full((spec.block_size,), MASK)
     ids[0] = int(sample.ids[anchor])
     hidden = drafter.propose(cache, exam.embedding[ids], torch.arange(anchor, anchor + spec.block_size))
-    count = 0
-    for draft, token in zip((hidden[1:] @ exam.head.T).argmax(-1).tolist(), sample.ids[anchor + 1 :].tolist()):
-        if draft != token:
-            break
-        count += 1
-    return count
+    return (hidden[1:] @ exam.head.T).argmax(-1).tolist()
 
 
 def slow_walk(exam, sample):
@@ -49,11 +55,11 @@ def slow_walk(exam, sample):
     return answers
 
 
-def run_walk(exam, samples, row_tokens=256, units=4, forward=None):
+def run_walk(exam, samples, row_tokens=256, units=4, forward=None, slots=None):
     size = exam.drafter.spec.block_size
     anchors = units * 128 // block_stride(size)
     shape = RowShape(row_tokens=row_tokens, anchors=anchors, block_size=size)
-    return walk(exam.drafter, exam.embedding, exam.head, samples, shape, forward=forward)
+    return walk(exam.drafter, exam.embedding, exam.head, samples, shape, forward=forward, slots=slots)
 
 
 @pytest.fixture(scope="module", params=[(4, 1, 60), (8, 2, 120), (6, 3, 60)], ids=["block4", "block8", "block6"])
@@ -99,6 +105,53 @@ def conversation(lab, exam):
     ids += [4, 4, 4]
     mask += [False] * 3
     return lab.record(exam.target, ids, np.array(mask), task="chat")
+
+
+def test_slots_are_counted_at_every_anchor_that_training_could_draw(lab, exam):
+    """Draft by draft through the cache of decoding, over two answers with a gap between them."""
+    samples = [exam.sample(i) for i in range(2)]
+    samples.append(with_gap(exam.sample(2)))
+    size = exam.drafter.spec.block_size
+    right, labelled, survived = ([0] * (size - 1) for _ in range(3))
+    blocks = 0
+    for sample in samples:
+        mask, length = sample.loss_mask, len(sample.ids)
+        for anchor in [a for a in range(length - 1) if mask[a] and mask[a + 1]]:
+            drafts = slow_drafts(exam, sample, anchor)
+            blocks += 1
+            alive = True
+            for k in range(1, size):
+                if anchor + k >= length or not mask[anchor + 1 : anchor + k + 1].all():
+                    break
+                hit = drafts[k - 1] == sample.ids[anchor + k]
+                alive = alive and hit
+                labelled[k - 1] += 1
+                right[k - 1] += int(hit)
+                survived[k - 1] += int(alive)
+    counts = SlotCounts(size)
+    run_walk(exam, samples, slots=counts)
+    assert counts.blocks == blocks
+    assert counts.right.tolist() == right
+    assert counts.labelled.tolist() == labelled
+    assert counts.survived.tolist() == survived
+    numbers = counts.numbers("held_out_")
+    assert numbers["held_out_accuracy"] == sum(right) / sum(labelled)
+    assert numbers[f"held_out_survival_slot_{size - 1}"] == survived[-1] / blocks
+    half = SlotCounts(size)
+    run_walk(exam, samples[:1], slots=half)
+    rest = SlotCounts(size)
+    run_walk(exam, samples[1:], slots=rest)
+    half.merge(rest)
+    assert half.numbers("") == counts.numbers("")
+    assert SlotCounts(size).numbers("") == {}
+
+
+def with_gap(sample):
+    """The same answer, with a user's turn of two tokens in its middle."""
+    mask = sample.loss_mask.copy()
+    middle = int(np.flatnonzero(mask).mean())
+    mask[middle : middle + 2] = False
+    return replace(sample, loss_mask=mask)
 
 
 def test_each_answer_of_a_conversation_is_walked_by_itself(lab, exam):

@@ -77,6 +77,7 @@ def make_store(
     codec: str = "raw",
     window: int | None = None,
     has_last: bool = False,
+    origins: tuple[str, ...] = ("elsewhere",),
 ) -> Path:
     """A store of random samples; only the first `num_committed` segments are filled, all by default."""
     rng = np.random.default_rng(seed)
@@ -86,7 +87,8 @@ def make_store(
             ids = np.where(rng.random(length) < 0.8, 9, rng.integers(5, 55, length))  # a drafter learns the 9 at once
             split = "train" if number < num_train else "heldout"
             mask = loss_mask_of(number, length)
-            samples.add(ids, mask, split=split, task="nines", source="made", source_line=number + 1)
+            origin = origins[number % len(origins)]
+            samples.add(ids, mask, split=split, task="nines", source="made", source_line=number + 1, origin=origin)
     plan = make_plan(SampleTable(folder / "data"), bytes_per_position=float(len(taps) * HIDDEN * 2), window=window)
     manifest = Manifest(
         target=dataclasses.asdict(FACTS),
@@ -143,7 +145,7 @@ SETTINGS = (
     "eval_every=4",
     "checkpoint_every=3",
     "cpu_threads=1",
-    "device=cpu",
+    "devices=cpu",
     "stall_s=60",
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dflash_offline.store import int8
 from dflash_offline.store.reader import StoreReader
-from dflash_offline.train import loop
+from dflash_offline.train import start
 from dflash_offline.train.checkpoint import list_steps
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.watch import Channel
@@ -18,7 +18,7 @@ from dflash_offline.watch import Channel
 def train_inside(config: TrainConfig) -> Path:
     """The trainer in this process (its loader in one of its own); what it tells is dropped."""
     _ours, theirs = Pipe()
-    loop.run_trainer(Channel(theirs, "trainer"), config)
+    start.run_trainer(Channel(theirs, "trainer"), config)
     return Path(config.out)
 
 

@@ -11,7 +11,7 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.store.files import FolderLock
 from dflash_offline.store.manifest import read_manifest
-from dflash_offline.train import loop
+from dflash_offline.train import start
 from dflash_offline.train.checkpoint import list_steps, load
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
@@ -25,7 +25,7 @@ from dflash_offline.watch import Channel
 def train_inside(config: TrainConfig) -> Path:
     """The trainer in this process (its loader in one of its own); what it tells is dropped."""
     _ours, theirs = Pipe()
-    loop.run_trainer(Channel(theirs, "trainer"), config)
+    start.run_trainer(Channel(theirs, "trainer"), config)
     return Path(config.out)
 
 
@@ -43,6 +43,7 @@ def test_the_loop_learns(lab, tiny_store, tmp_path):
     exams = lab.metrics_of(tmp_path / "run", "exam")
     assert [line["step"] for line in exams] == [0, 30]
     assert exams[1]["acceptance_length"] > exams[0]["acceptance_length"] + 0.5
+    assert report is not None
     assert f"acceptance length {exams[1]['acceptance_length']:.3f} at the end" in report.text()
 
 
@@ -93,6 +94,7 @@ def test_a_finished_run_stays_as_it_is(lab, tiny_store, reference_run):
     after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in reference_run.rglob("*") if p.is_file()}
     lock = reference_run / ".lock"
     assert {p: v for p, v in before.items() if p != lock} == {p: v for p, v in after.items() if p != lock}
+    assert report is not None
     assert "is finished (12 steps); nothing was changed" in report.text()
 
 
@@ -199,7 +201,7 @@ def test_a_step_does_not_depend_on_how_its_rows_are_split(lab, tiny_store, tmp_p
 
 
 def test_a_second_start_is_refused_by_name(lab, tiny_store, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(start, "LOCK_WAIT_S", 0.1)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     with FolderLock(run_dir), pytest.raises(UserError, match=f"{run_dir}' is in use by process {os.getpid()} on"):
@@ -224,6 +226,6 @@ def test_a_disk_too_small_for_a_checkpoint_loses_nothing(lab, tiny_store, tmp_pa
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:97", ""])
 def test_a_device_that_is_not_there_is_refused(lab, tiny_store, tmp_path, device):
-    with pytest.raises(UserError, match="device = "):
-        train_inside(lab.make_config(tiny_store, tmp_path / "run", f"device={device!r}"))
+    with pytest.raises(UserError, match="devices? = "):
+        train_inside(lab.make_config(tiny_store, tmp_path / "run", f"devices={device!r}"))
     assert not (tmp_path / "run").exists()

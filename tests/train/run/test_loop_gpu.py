@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline.train.checkpoint import list_steps, load
-from dflash_offline.train.device import copy_mark, pinned
+from dflash_offline.train.device import pinned
 from dflash_offline.train.facts import read_facts
+from dflash_offline.train.staging import Lanes
 from dflash_offline.train.worker import train
 
 pytestmark = pytest.mark.gpu
-SETTINGS = ("device=cuda", "stall_s=600", "drafter.head_dim=32", "optim.lr=0.02", "rows.rows_per_step=2", "keep=9")
+SETTINGS = ("devices=cuda", "stall_s=600", "drafter.head_dim=32", "optim.lr=0.02", "rows.rows_per_step=2", "keep=9")
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +44,28 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(lab, tiny_store, tmp_pa
         if step > 6:
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
     config = lab.make_config(tiny_store, resumed, *SETTINGS)
-    train(dataclasses.replace(config, device="cuda:0"))
+    train(dataclasses.replace(config, devices="cuda:0"))
     for step in (8, 9, 12):
         lab.same_checkpoint(resumed / f"checkpoints/step-{step:08d}", cuda_run / f"checkpoints/step-{step:08d}")
 
 
-def test_copies_from_pinned_memory_are_waited_for():
+def test_copies_and_reads_of_the_staging_memory_wait_for_each_other():
+    """The device reads late and the host writes the next row as soon as a copy is done: every row is read whole."""
     device = torch.device("cuda")
     memory = np.zeros(64 << 20, np.uint8)
-    target = torch.empty(memory.size, dtype=torch.uint8, device=device)
+    staging = torch.empty(memory.size, dtype=torch.uint8, device=device)
+    seen = torch.zeros(20, 2, dtype=torch.uint8, device=device)
+    lanes = Lanes(device)
     with pinned(memory, device):
         assert torch.from_numpy(memory).is_pinned()
-        for number in range(1, 20):
+        for number in range(20):
             memory[:] = number
-            target.copy_(torch.from_numpy(memory), non_blocking=True)
-            wait_for_copy = copy_mark(device)
-            wait_for_copy()
-            memory[:] = 0
-            assert torch.equal(target.amin(), target.amax())
-            assert int(target[0]) == number
+            copied = lanes.copy(torch.from_numpy(memory), staging)
+            lanes.wait_for_copy()
+            torch.cuda._sleep(10_000_000)
+            seen[number] = torch.stack([staging.amin(), staging.amax()])
+            lanes.mark_read()
+            copied.wait()
+            assert copied.is_done()
+            memory[:] = 255
+    assert seen.tolist() == [[number, number] for number in range(20)]

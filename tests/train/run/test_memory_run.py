@@ -12,9 +12,10 @@ from dflash_offline import UserError
 from dflash_offline.settings import resolve
 from dflash_offline.train.config import CHUNK_BLOCKS, TrainConfig
 from dflash_offline.train.facts import read_facts
-from dflash_offline.train.loop import Trainer, run_trainer
+from dflash_offline.train.loop import Trainer
 from dflash_offline.train.memory_choice import CONTEXT_BYTES, LOST_SHARE, chunk_sizes, room_bytes
 from dflash_offline.train.run import Run, check_run, write_run
+from dflash_offline.train.start import run_trainer
 from dflash_offline.watch import Channel
 
 LARGE = 80 * 10**9
@@ -156,5 +157,5 @@ def test_a_cpu_run_says_nothing_of_device_memory(lab, tiny_store, tmp_path):
 @pytest.mark.gpu
 def test_a_cuda_run_shows_its_plan(lab, tiny_store, tmp_path):
     """Needs a device with memory of its own."""
-    notes = notes_of(lab.make_config(tiny_store, tmp_path / "run", "steps=0", "eval_samples=1", "device=cuda"))
+    notes = notes_of(lab.make_config(tiny_store, tmp_path / "run", "steps=0", "eval_samples=1", "devices=cuda"))
     assert [note for note in notes if note.startswith("device memory, predicted: ")]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.train.metrics import DEFINITIONS, EXAM, TRAIN, MetricsFile, read_metrics
+from dflash_offline.train.facts import read_facts
+from dflash_offline.train.metrics import DEFINITIONS, EXAM, ORIGIN, TRAIN, MetricsFile, read_metrics
+from dflash_offline.train.worker import train
 
 
 def write_steps(path: Path, kept: int, steps: range) -> None:
@@ -64,7 +66,48 @@ def test_numbers_need_a_definition_and_must_be_finite(tmp_path):
 
 def test_every_definition_belongs_to_a_number_of_a_real_run(reference_run, lab):
     names = {re.sub(r"_\d+$", "_K", name) for line in lab.metrics_of(reference_run) for name in line}
-    assert names == set(DEFINITIONS) - {"acceptance_expected"}  # of runs on last states: test_objective_runs
+    elsewhere = {"acceptance_expected", "reduce_s", "mfu"}  # on last states, with several ranks, on CUDA
+    assert names == set(DEFINITIONS) - elsewhere
+
+
+def test_the_numbers_of_an_update_agree_with_each_other(reference_run, lab):
+    facts = read_facts(reference_run)
+    slots = range(1, facts.spec.block_size)
+    for line in lab.metrics_of(reference_run, TRAIN):
+        survival = [line[f"survival_slot_{k}"] for k in slots]
+        assert survival == sorted(survival, reverse=True)
+        assert survival[0] == line["accuracy_slot_1"]
+        assert sum(survival) == pytest.approx(line["accepted_drafts_teacher_forced"])
+        assert line["acceptance_length_teacher_forced"] == line["accepted_drafts_teacher_forced"] + 1
+        assert line["rate_tok_s"] == pytest.approx(line["num_tokens"] / line["step_s"])
+        assert line["rate_tflops"] > 0
+        assert 0 <= line["rows_ready"] <= 3
+        assert 50e6 < line["memory_peak_bytes"] < 50e9
+    for line in lab.metrics_of(reference_run, EXAM):
+        survival = [line[f"held_out_survival_slot_{k}"] for k in slots]
+        assert survival == sorted(survival, reverse=True)
+        assert sum(survival) == pytest.approx(line["held_out_accepted_drafts_teacher_forced"])
+        assert line["origin"] == "elsewhere"
+        assert line["num_prompts"] > 0
+
+
+def test_the_walk_is_reported_for_each_origin_of_the_held_out_answers(lab, tmp_path):
+    """Origins in turn: the lines of one origin add up to the exam of all."""
+    store = lab.make_store(tmp_path, num_held_out=6, origins=("target greedy", "elsewhere"))
+    train(lab.make_config(store, tmp_path / "run", "steps=2", "eval_every=2"))
+    exams = lab.metrics_of(tmp_path / "run", EXAM)
+    parts = lab.metrics_of(tmp_path / "run", ORIGIN)
+    assert [line["step"] for line in exams] == [0, 2]
+    assert [(line["step"], line["origin"]) for line in parts] == [
+        (step, origin) for step in (0, 2) for origin in ("elsewhere", "target greedy")
+    ]
+    for exam in exams:
+        assert exam["origin"] == "elsewhere, target greedy"
+        own = [line for line in parts if line["step"] == exam["step"]]
+        for name in ("num_prompts", "num_cycles"):
+            assert sum(line[name] for line in own) == exam[name]
+        weighted = sum(line["num_prompts"] * line["acceptance_length"] for line in own)
+        assert weighted / exam["num_prompts"] == pytest.approx(exam["acceptance_length"])
 
 
 def test_lines_are_flat_json_without_nan(reference_run):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.train import loop
+from dflash_offline.train import start
 from dflash_offline.train.config import OBJECTIVE_NAMES, TOKEN_OBJECTIVES, TrainConfig
 from dflash_offline.train.run import check_run
 from dflash_offline.watch import Channel
@@ -17,7 +17,7 @@ AGAINST_TARGET = [name for name in OBJECTIVE_NAMES if name not in TOKEN_OBJECTIV
 def train_inside(config: TrainConfig) -> Path:
     """The trainer in this process (its loader in one of its own); what it tells is dropped."""
     _ours, theirs = Pipe()
-    loop.run_trainer(Channel(theirs, "trainer"), config)
+    start.run_trainer(Channel(theirs, "trainer"), config)
     return Path(config.out)
 
 

@@ -81,7 +81,14 @@ def test_harmless_changes_are_accepted(lab, tiny_store, tmp_path, reference_run)
     moved = tmp_path / "moved"
     moved.symlink_to(tiny_store)
     changes = ["partial=true", "eval_every=5", "checkpoint_every=2", "keep=9", "cpu_threads=2", "loader_slots=5"]
-    changes += ["loader_threads=3", "uncached=true", "stall_s=99.0", "loss.chunk_blocks=2", "device=auto", "epochs=3.0"]
+    changes += [
+        "loader_threads=3",
+        "uncached=true",
+        "stall_s=99.0",
+        "loss.chunk_blocks=2",
+        "devices=auto",
+        "epochs=3.0",
+    ]
     run = check(lab.make_config(moved, reference_run, *changes))
     assert not run.is_new
     assert run.facts.identity() == read_facts(reference_run).identity()

@@ -11,17 +11,18 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.settings import resolve
-from dflash_offline.train import loop
 from dflash_offline.train.checkpoint import list_steps, load
 from dflash_offline.train.config import ExportConfig, TrainConfig
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export import export, write_zlab
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.kinds import AttentionKind
+from dflash_offline.train.loop import Trainer
 from dflash_offline.train.run import Run, check_run, write_run
 from dflash_offline.train.spec import DrafterSpec
+from dflash_offline.train.start import run_trainer
 from dflash_offline.train.summary import describe_run
-from dflash_offline.train.warm_start import file_sha256
+from dflash_offline.train.warm_start import WarmStart, file_sha256
 from dflash_offline.train.zlab import read_zlab
 from dflash_offline.watch import Channel
 
@@ -63,7 +64,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_config(store: Path, out: Path, start: Path | None, *settings: str) -> TrainConfig:
     """Small rows; of the drafter only what is given."""
-    own = [f"store={store}", f"out={out}", "rows.row_tokens=128", "steps=0", "device=cpu"]
+    own = [f"store={store}", f"out={out}", "rows.row_tokens=128", "steps=0", "devices=cpu"]
     own += [f"drafter.init={start}"] if start is not None else []
     return resolve(TrainConfig, name="train", overrides=[*own, *settings])
 
@@ -75,7 +76,7 @@ def check(config: TrainConfig) -> Run:
 def train_inside(config: TrainConfig) -> Path:
     """The trainer in this process (its loader in one of its own); what it tells is dropped."""
     _ours, theirs = Pipe()
-    loop.run_trainer(Channel(theirs, "trainer"), config)
+    run_trainer(Channel(theirs, "trainer"), config)
     return Path(config.out)
 
 
@@ -93,9 +94,9 @@ def test_step_0_has_the_very_weights_of_the_folder(tiny_store, tmp_path, folder_
     folder = write_start(tmp_path / "start", dtype=folder_dtype)
     config = make_config(tiny_store, tmp_path / "run", folder, f"dtype={run_dtype}")
     _, wanted = read_zlab(folder)
-    trainer = loop.Trainer(check(config), torch.device("cpu"), Channel(Pipe()[1], "trainer"))
+    trainer = Trainer(check(config), torch.device("cpu"), Channel(Pipe()[1], "trainer"))
     assert trainer.facts.init is not None
-    trainer.warm_start(loop.WarmStart(**trainer.facts.init))
+    trainer.warm_start(WarmStart(**trainer.facts.init))
     for name, parameter in trainer.drafter.named_parameters():
         assert torch.equal(parameter, wanted[name].to(getattr(torch, run_dtype))), name
     masters = load(train_inside(config), 0).weights

@@ -11,7 +11,7 @@ from dflash_offline import UserError
 from dflash_offline.store.frozen import read_frozen
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.reader import StoreReader
-from dflash_offline.train import loop
+from dflash_offline.train import start
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
@@ -32,7 +32,7 @@ def check(config: TrainConfig) -> Run:
 def train_inside(config: TrainConfig) -> Path:
     """The trainer in this process (its loader in one of its own); what it tells is dropped."""
     _ours, theirs = Pipe()
-    loop.run_trainer(Channel(theirs, "trainer"), config)
+    start.run_trainer(Channel(theirs, "trainer"), config)
     return Path(config.out)
 
 

@@ -106,3 +106,16 @@ def test_a_cut_answer_loses_all_that_the_template_closes_it_with(text_side: Any,
         template = text_side("plain").tokenizer.chat_template.replace("<|im_end|>\\n", closing)
         (text,) = render(ChatRenderer(text_side(template), {}), messages)
         assert text.endswith("assistant\n[[1, 2,]]"), closing
+
+
+@pytest.mark.parametrize(
+    ("family", "mark"), [("glm4_5", "<|user|>"), ("glm4_5", "<|observation|>"), ("qwen3", "<|im_end|>")]
+)
+def test_an_end_mark_typed_at_the_end_of_an_answer(families: Any, chat: Any, family: str, mark: str) -> None:
+    """GLM's turns are closed by nothing, so the mark would pass for the template's own, and stand there twice later."""
+    renderer = ChatRenderer(families.side_of(family, families.our_template(family)), {})
+    reason = "end mark inside the answer"
+    for content in (f"a{mark}", f"a{mark}\n", f"a{mark}b"):
+        with pytest.raises(LeftOut, match=reason):
+            renderer.render(Chat(chat("q", content), None))
+        assert renderer.render(Chat(chat("q", content, mark, "b"), None)).left_out == Counter({reason: 1})
