@@ -198,9 +198,11 @@ class Child:
         self.last_heard_s = time.monotonic()
         self.waits_for = message if kind == "waits" else None
         if kind == "tell":
-            on_message(self.name, message)
+            with _unbroken():
+                on_message(self.name, message)
         elif kind == "ask":
-            self.tell(on_message(self.name, message))
+            with _unbroken():
+                self.tell(on_message(self.name, message))
         elif kind == "error":
             pickled, text = message
             error = pickle.loads(pickled)
@@ -311,14 +313,40 @@ def _stop(children: list[Child]) -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP become SystemExit here, so that `finally` runs."""
+class _Held:
+    """A signal that came while a message was handled; it is heard behind the message."""
 
-    def leave(number: int, _frame: object) -> None:
+    is_handling = False
+    number: int | None = None
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Inside, no signal cuts the work in half: what handles a message would be left half changed."""
+    _Held.is_handling = True
+    try:
+        yield
+    finally:
+        _Held.is_handling = False
+        number, _Held.number = _Held.number, None
+        if number is not None:
+            _leave(number, None)
+
+
+def _leave(number: int, _frame: object) -> None:
+    if _Held.is_handling:
+        _Held.number = number
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt
+    else:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP become SystemExit here, SIGINT KeyboardInterrupt, so that `finally` runs."""
+    heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, _leave) for number in heard}
     try:
         yield
     finally:

@@ -102,11 +102,11 @@ class PrepareConfig:
 
 
 READ_WITH = {
-    "given": ("turns", "long", "origin", "processes", "stall_s"),
+    "given": ("turns", "long", "origin"),
     "target": ("max_new_tokens", "device", "dtype", "token_budget"),
 }
-"""Settings that one kind of responses reads alone: the target answers the last question of a line, within max_length,
-in this process; given answers need no target."""
+"""Settings that one kind of responses reads alone: the target answers the last question of a line, within max_length;
+given answers need no target. How many processes work is nobody's result, so `processes` may always be given."""
 
 
 def is_date(text: object) -> bool:

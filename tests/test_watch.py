@@ -209,3 +209,21 @@ def test_dead_launcher_leaves_no_child(children: ModuleType, tmp_path: Path, num
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
     finally:
         launcher.kill()
+
+
+def test_a_signal_does_not_cut_the_handling_of_a_message_in_half(children: ModuleType) -> None:
+    handled: list[str] = []
+
+    def hear(_name: str, message: object) -> None:
+        handled.append(f"begun {message}")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        handled.append(f"ended {message}")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        run_all([Job("teller", children.count, (1,))], stall_s=60.0, on_message=hear)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert len(handled) == 2
+    assert handled[1] == handled[0].replace("begun", "ended")
+    assert signal.getsignal(signal.SIGTERM) is before

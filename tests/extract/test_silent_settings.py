@@ -19,8 +19,6 @@ OTHER_VALUES = {
     "turns": "each",
     "long": "drop",
     "origin": "target greedy",
-    "processes": 2,
-    "stall_s": 5.0,
     "max_new_tokens": 512,
     "device": "cpu",
     "dtype": "float32",
