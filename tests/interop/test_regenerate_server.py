@@ -182,8 +182,9 @@ def test_prepared_samples_are_those_of_responses_written_here(out: Path, questio
     alone.write_text("".join(questions.read_text().splitlines(keepends=True)[:40]))
     served = tmp_path / "served.jsonl"
     served.write_text("".join((out / "responses.jsonl").read_text().splitlines(keepends=True)[:40]))
-    options: dict[str, Any] = {"target": "tiny", "max_new_tokens": MAX_NEW_TOKENS, "min_trained": 1, "processes": 1}
-    prepare(PrepareConfig(out=str(tmp_path / "a"), responses="target", device="cpu", **options), [str(alone)])
+    options: dict[str, Any] = {"target": "tiny", "min_trained": 1, "processes": 1}
+    answered: dict[str, Any] = {"responses": "target", "device": "cpu", "max_new_tokens": MAX_NEW_TOKENS}
+    prepare(PrepareConfig(out=str(tmp_path / "a"), **answered, **options), [str(alone)])
     prepare(PrepareConfig(out=str(tmp_path / "b"), **options), [str(served)])
     answers, tokenizer, num_equal = rows(out), read_text_side("tiny").tokenizer, 0
     ours, theirs = SampleTable(tmp_path / "a"), SampleTable(tmp_path / "b")
