@@ -25,7 +25,7 @@ from .data import Data, facts_sha256, filled_aside, find_data, require_same_fact
 from .lengths_table import summary_lines
 from .lines.files_found import files_passed_over, spelled
 from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, sources_facts
-from .lines.messages import short
+from .lines.json_text import short
 from .lines.shapes import KEYS
 from .pool import num_processes, run_pool
 from .rejected import LINE, RejectedWriter, rejected_rows

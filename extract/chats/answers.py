@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from ..lines.endings import is_cut
 from ..lines.inputs import LeftOut
-from ..lines.json_text import short
-from ..lines.messages import is_asked, is_blank
+from ..lines.json_text import is_blank, short
+from ..lines.messages import is_asked
 from ..lines.shapes import Message
 from .dropped_parts import DROPPED, check_calls, missing_part
 from .generation_marks import check_marks

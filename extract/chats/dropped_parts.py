@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from ..lines.inputs import LeftOut
-from ..lines.messages import is_blank
+from ..lines.json_text import is_blank
 from ..lines.shapes import Message
 from .template_habits import Habits
 from .templates import THOUGHT_KEYS, Renders, thought_of

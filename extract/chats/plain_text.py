@@ -8,7 +8,7 @@ would be trained on as well.
 import re
 
 from ..lines.inputs import LeftOut
-from ..lines.messages import is_blank
+from ..lines.json_text import is_blank
 from ..targets.facts import TextSide
 from .chat import Sample
 from .control_marks import first_mark

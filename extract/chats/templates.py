@@ -16,7 +16,7 @@ from jinja2 import meta
 
 from ... import UserError
 from ..lines.inputs import LeftOut
-from ..lines.messages import is_blank
+from ..lines.json_text import is_blank
 from ..lines.shapes import Chat, Message
 
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")

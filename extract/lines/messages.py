@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .json_lines import LeftOut
-from .json_text import from_json_text, is_filled, json_of
-from .json_text import is_blank as is_blank
-from .json_text import short as short
-from .thoughts import THOUGHT_KEYS as THOUGHT_KEYS
+from .json_text import from_json_text, is_filled, json_of, short
 from .thoughts import with_one_thought
 from .tool_calls import BROKEN, calls_of
 

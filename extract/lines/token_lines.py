@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .json_lines import LeftOut
-from .messages import short
+from .json_text import short
 
 MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask")
 """Names of one thing: ours, and those that transformers and TRL write. 1 or true is trained on."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..lines.endings import CUT, WHOLE, is_cut_by
 from ..lines.json_lines import DECODER, LeftOut, without_surrogates
-from ..lines.json_text import is_filled
-from ..lines.messages import Message, as_message, is_blank, short
+from ..lines.json_text import is_blank, is_filled, short
+from ..lines.messages import Message, as_message
 from ..lines.thoughts import ALL_KEYS
 
 CALLING = ("tool_calls", "tool_use", "function_call")

@@ -17,7 +17,7 @@ from ...progress import bar, say
 from ...store.files import FolderLock, make_folder, storage_error
 from ..data import first_difference
 from ..lines.inputs import check_formats, chunks, opened_sources, read_lines, short_names, sources_facts
-from ..lines.messages import short
+from ..lines.json_text import short
 from ..lines.shapes import KEYS
 from ..origins import target_origin
 from .asking import Asker, Numbered

@@ -9,7 +9,8 @@ from typing import Any
 
 from ... import UserError
 from ..lines.json_lines import LeftOut
-from ..lines.messages import Message, as_message, short
+from ..lines.json_text import short
+from ..lines.messages import Message, as_message
 from ..lines.shapes import Chat
 from .endpoints import Endpoint
 from .replies import Reply, TurnFailed

@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ import pytest
 from dflash_offline.extract.chats.chat import ChatRenderer
 from dflash_offline.extract.lines.inputs import LeftOut
 from dflash_offline.extract.lines.shapes import Chat
+from environments import make_environment
 
 pytestmark = pytest.mark.slow
 OURS = Path(__file__).parents[1] / "extract" / "chats" / "templates"
@@ -87,11 +87,9 @@ def families() -> ModuleType:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with mistral-common, and beside it the wheel of trl."""
     folder = tmp_path_factory.mktemp("templates")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "mistral-common==1.13.1", "sentencepiece"], check=True, stdout=sys.stderr)
-    subprocess.run([*pip, "download", "--no-deps", "-d", str(folder), "trl==1.16.0"], check=True, stdout=sys.stderr)
+    python = make_environment(folder, ["mistral-common==1.13.1", "sentencepiece"])
+    download = [str(python), "-m", "pip", "-q", "--disable-pip-version-check", "download", "--no-deps"]
+    subprocess.run([*download, "-d", str(folder), "trl==1.16.0"], check=True, stdout=sys.stderr)
     return python
 
 

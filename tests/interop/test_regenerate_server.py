@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dflash_offline.extract.targets.facts import read_text_side
 from dflash_offline.extract.targets.hf import load_target, resolve_name
 from dflash_offline.extract.targets.tasks import distinct_tasks
 from dflash_offline.store.samples import SampleTable
+from environments import make_environment
 
 pytestmark = pytest.mark.slow
 PACKAGES = ["torch==2.13.0", "transformers[serving]==5.24.0"]
@@ -49,11 +49,7 @@ def wait_until(condition: Callable[[], Any], process: subprocess.Popen[Any]) -> 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `transformers` command of an environment of its own."""
-    folder = tmp_path_factory.mktemp("serving")
-    venv.create(folder, with_pip=True)
-    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*install, *PACKAGES], check=True, stdout=sys.stderr)
-    return folder / "bin" / "transformers"
+    return make_environment(tmp_path_factory.mktemp("serving"), PACKAGES).with_name("transformers")
 
 
 @pytest.fixture(scope="module")

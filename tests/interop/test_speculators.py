@@ -17,8 +17,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.train.slot_weights import default_gamma
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.step import TrainStep
+from environments import make_environment
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -102,13 +101,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with speculators 0.9.0 and those of its requirements that a drafter needs."""
-    folder = tmp_path_factory.mktemp("speculators")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*install, *PACKAGES], check=True, stdout=sys.stderr)
-    subprocess.run([*install, "--no-deps", "speculators==0.9.0"], check=True, stdout=sys.stderr)
-    return python
+    return make_environment(tmp_path_factory.mktemp("speculators"), PACKAGES, ["speculators==0.9.0"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,10 @@ import torch
 from dflash_offline.extract.targets.hf import HfTarget, load_target, resolve_name
 from dflash_offline.train.config import LossConfig
 from dflash_offline.train.loss import Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
+from target_families import BASE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-BASE = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SMALL = BASE | {"vocab_size": 300}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},  # norm times its weight
     "gemma2": {"sliding_window": 8, "final_logit_softcapping": 1.5},  # norm times 1 + weight, a cap that bends
@@ -35,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def random_target(family: str, folder: Path) -> HfTarget:
     """A random target of a family, its final norm far from ones; in fp32 on the CPU."""
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(BASE | FAMILIES[family])))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SMALL | FAMILIES[family])))
     with torch.no_grad():
         model.model.norm.weight.add_(torch.randn(64) / 2)
         model.lm_head.weight.mul_(10.0)

@@ -1,7 +1,7 @@
 """What text a reader sees nothing in."""
 
 import pytest
-from dflash_offline.extract.lines.messages import is_blank
+from dflash_offline.extract.lines.json_text import is_blank
 from dflash_offline.extract.lines.shapes import understand
 
 UNSEEN = ["", " \n\t\r", "\ufeff", "\u200b", "\u200c", "\u200d", "\u2060", "\0", "\u3000 \u200b\0\n", "\u00ad\u200f"]

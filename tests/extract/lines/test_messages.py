@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from dflash_offline.extract.lines.json_lines import LeftOut
-from dflash_offline.extract.lines.messages import THOUGHT_KEYS
 from dflash_offline.extract.lines.shapes import Chat, understand
+from dflash_offline.extract.lines.thoughts import THOUGHT_KEYS
 
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from dflash_offline.extract.lines.json_lines import LeftOut
-from dflash_offline.extract.lines.messages import THOUGHT_KEYS
 from dflash_offline.extract.lines.shapes import KEYS, Chat, understand
+from dflash_offline.extract.lines.thoughts import THOUGHT_KEYS
 
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 THOUGHT = Chat([ASKED, {**SAID, "reasoning_content": "t"}], None)
