@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BEAT_S = 1.0  # beats closer together than this are not sent
@@ -374,8 +374,16 @@ def live(connection: Connection, parent: int, name: str) -> None:
         function(Channel(connection, name), *args)
     except Exception as error:
         connection.send(("error", (_portable(error), traceback.format_exc())))
-        sys.exit(1)
+        _end_here(1)
     connection.send(("done", None))
+    _end_here(0)
+
+
+def _end_here(code: int) -> NoReturn:
+    """Ends without the libraries' teardown: all is said, and threads of torch.distributed can abort in it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _portable(error: Exception) -> bytes:
