@@ -181,11 +181,11 @@ def train() -> click.Command:
 
 
 def evaluate() -> click.Command:
-    from .train.config import EvaluateConfig
+    from .train.evaluate.config import EvaluateConfig
 
     def run(folder: str, **given: Any) -> None:
         from .extract.questions import read_questions
-        from .train.evaluate import evaluate
+        from .train.evaluate.evaluate import evaluate
 
         def open_target(name: str, device: str, dtype: str) -> Any:
             from .extract.targets.hf import load_target
@@ -203,10 +203,10 @@ def evaluate() -> click.Command:
 
 
 def export() -> click.Command:
-    from .train.config import ExportConfig
+    from .train.export.config import ExportConfig
 
     def run(folder: str, **given: Any) -> None:
-        from .train.export import export
+        from .train.export.export import export
 
         click.echo(export(Path(folder), resolved(ExportConfig, "export", given)).text())
 

@@ -142,7 +142,17 @@ def test_the_loader_side_is_free_of_torch(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.py", "options.py", "settings.py", "watch.py", "extract/config.py", "store/config.py", "train/config.py"],
+    [
+        "cli.py",
+        "options.py",
+        "settings.py",
+        "watch.py",
+        "extract/config.py",
+        "store/config.py",
+        "train/config.py",
+        "train/evaluate/config.py",
+        "train/export/config.py",
+    ],
 )
 def test_the_front_door_is_light(module: str) -> None:
     heavy = reached_on_import(Path(module), set()) & {"torch", "transformers", "numpy", "pyarrow", "zarr", "matplotlib"}

@@ -19,7 +19,9 @@ from dflash_offline.extract.config import ExtractConfig, PlanConfig, PrepareConf
 from dflash_offline.extract.devices import choose_devices
 from dflash_offline.extract.regenerate.config import RegenerateConfig
 from dflash_offline.store.config import RecodeConfig
-from dflash_offline.train.config import EvaluateConfig, ExportConfig, TrainConfig
+from dflash_offline.train.config import TrainConfig
+from dflash_offline.train.evaluate.config import EvaluateConfig
+from dflash_offline.train.export.config import ExportConfig
 from dflash_offline.train.metrics import DEFINITIONS
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import torch
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.extract.targets.session import Session
 from dflash_offline.extract.targets.tasks import distinct_tasks
-from dflash_offline.train.decode import Decoded, decode, decode_plain
+from dflash_offline.train.evaluate.decode import Decoded, decode, decode_plain
 from transformers.cache_utils import DynamicLayer
 
 BLOCK, LIMIT = 8, 160

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .acceptance import Acceptance, AnswerCycles
+from .evaluate.acceptance import Acceptance, AnswerCycles
+from .evaluate.walk import recorded_samples, walk
 from .order import HELD_OUT_SPLIT
 from .ranks import Ranks
 from .run import Run
 from .slot_counts import SlotCounts
 from .step import TrainStep
-from .walk import recorded_samples, walk
 
 HELD_OUT = "held_out_"  # begins the names of slots on held-out samples
 

@@ -28,7 +28,7 @@ from .spec import DrafterSpec
 
 # Estimates, to be fitted to tests/bench/step.py --part memory.
 WORKSPACE_BYTES = 64 * 2**20  # matrix libraries: 32 MiB a stream on an H100, one stream more inside a graph
-EXAM_BLOCKS = 64  # blocks whose logits an exam makes at once (train/walk.py)
+EXAM_BLOCKS = 64  # blocks whose logits an exam makes at once (train/evaluate/walk.py)
 WIDE_LOGITS = {  # float32 copies of a chunk's logits in the compiled loss: without and with a soft cap (torch 2.13)
     "ce": (0, 1),
     "tv_tokens": (0, 1),

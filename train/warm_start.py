@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .. import UserError
 from .config import DrafterConfig
+from .export.zlab import TENSORS_NAME, read_zlab, read_zlab_spec
 from .kinds import named_layers
 from .spec import DrafterSpec, choose_layout, choose_mask_token
-from .zlab import TENSORS_NAME, read_zlab, read_zlab_spec
 
 QUIRKS = {"embedding_scale": 1.0, "output_multiplier": 1.0, "logit_softcap": None}  # of a target, and their absence
 

@@ -19,7 +19,7 @@ from dflash_offline.demo import SMOLLM2_MASK
 from dflash_offline.extract.data import read_data
 from dflash_offline.extract.targets.facts import load_tokenizer
 from dflash_offline.store.reader import StoreReader
-from dflash_offline.train.evaluation_file import EVALUATION_NAME, read_evaluation
+from dflash_offline.train.evaluate.evaluation_file import EVALUATION_NAME, read_evaluation
 from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 from smollm2_prompts import TEMPLATES, questions  # pyright: ignore[reportMissingImports]
 

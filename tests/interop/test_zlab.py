@@ -11,12 +11,12 @@ import pytest
 import torch
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.train.config import DrafterConfig
-from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.export import write_zlab
+from dflash_offline.train.evaluate.decode import DrafterProposer, decode
+from dflash_offline.train.export.export import write_zlab
+from dflash_offline.train.export.zlab import num_parameters, read_zlab
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.spec import DrafterSpec, make_spec
-from dflash_offline.train.zlab import num_parameters, read_zlab
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.slow

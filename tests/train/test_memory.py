@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from dflash_offline.train import walk
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.blocks import RowMasks
 from dflash_offline.train.config import OBJECTIVE_NAMES, LossConfig, OptimConfig
 from dflash_offline.train.drafter import Drafter, run_layer
+from dflash_offline.train.evaluate import walk
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.memory import EXAM_BLOCKS, WIDE_LOGITS, Plan, predict_peak
 from dflash_offline.train.optim import MasterOptimizer

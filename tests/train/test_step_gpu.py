@@ -13,10 +13,10 @@ from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import OBJECTIVE_NAMES, LossConfig
 from dflash_offline.train.device import compiled_once
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.evaluate.walk import HeldOutSample, walk
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowArrays, RowShape
 from dflash_offline.train.step import TrainStep
-from dflash_offline.train.walk import HeldOutSample, walk
 from torch import Tensor
 from torch._dynamo.exc import RecompileError
 from torch._dynamo.utils import counters

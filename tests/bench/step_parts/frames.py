@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from dflash_offline.store.samples import eligible_anchors
+from dflash_offline.train.evaluate.walk import HeldOutSample, walk
 from dflash_offline.train.packing import choose_anchors, pack_rows
 from dflash_offline.train.slot import RowArrays, RowSlot
-from dflash_offline.train.walk import HeldOutSample, walk
 from torch._dynamo.utils import counters
 
 from .cases import Case

@@ -12,9 +12,11 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.settings import resolve
 from dflash_offline.train.checkpoint import list_steps, load
-from dflash_offline.train.config import ExportConfig, TrainConfig
+from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.export import export, write_zlab
+from dflash_offline.train.export.config import ExportConfig
+from dflash_offline.train.export.export import export, write_zlab
+from dflash_offline.train.export.zlab import read_zlab
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.loop import Trainer
@@ -23,7 +25,6 @@ from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.start import run_trainer
 from dflash_offline.train.summary import describe_run
 from dflash_offline.train.warm_start import WarmStart, file_sha256
-from dflash_offline.train.zlab import read_zlab
 from dflash_offline.watch import Channel
 
 # Nothing here is a default of the config or of the target.

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .. import UserError
-from ..store.reader import StoreReader
-from ..store.samples import eligible_anchors
+from ... import UserError
+from ...store.reader import StoreReader
+from ...store.samples import eligible_anchors
+from ..blocks import RowMasks
+from ..drafter import Drafter
+from ..slot import RowShape
+from ..slot_counts import SlotCounts
 from .acceptance import Acceptance, AnswerCycles, Cycle, judge
-from .blocks import RowMasks
 from .decode import choose_tokens
-from .drafter import Drafter
-from .slot import RowShape
-from .slot_counts import SlotCounts
 
 HEAD_BLOCKS = 64  # blocks whose logits exist at once
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..drafter import Drafter
 from .acceptance import Cycle, judge
-from .drafter import Drafter
 
 
 class Session(Protocol):

@@ -4,10 +4,11 @@ import json
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.train.config import EvaluateConfig, ExportConfig
-from dflash_offline.train.evaluate import evaluate
-from dflash_offline.train.evaluation_file import read_evaluation, result_path
-from dflash_offline.train.export import export
+from dflash_offline.train.evaluate.config import EvaluateConfig
+from dflash_offline.train.evaluate.evaluate import evaluate
+from dflash_offline.train.evaluate.evaluation_file import read_evaluation, result_path
+from dflash_offline.train.export.config import ExportConfig
+from dflash_offline.train.export.export import export
 
 RESULT = json.dumps({"mode": "offline", "definitions": {}})
 

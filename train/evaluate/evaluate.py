@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import UserError
-from ..progress import bar
-from ..store.files import publish
-from ..store.frozen import read_frozen
-from ..store.reader import StoreReader
-from ..threads import cpu_threads
+from ... import UserError
+from ...progress import bar
+from ...store.files import publish
+from ...store.frozen import read_frozen
+from ...store.reader import StoreReader
+from ...threads import cpu_threads
+from ..checkpoint import find_best, find_step, load_drafter
+from ..device import compiled_once, pick_device
+from ..drafter import Drafter
+from ..facts import RunFacts
+from ..order import ALL, HELD_OUT_SPLIT, samples_of
+from ..outcome import export_command
+from ..plots import plot_run
+from ..run import default_row_tokens
+from ..slot import RowShape, default_anchors
+from ..spec import require_recorded
 from .acceptance import Acceptance, AnswerCycles
-from .checkpoint import find_best, find_step, load_drafter
 from .config import EvaluateConfig
 from .decode import Decoded, DrafterProposer, Target, decode, decode_plain, first_difference
-from .device import compiled_once, pick_device
-from .drafter import Drafter
 from .evaluate_report import Comparison, EvaluateReport, NamedMismatch
 from .evaluation_file import result_path
-from .facts import RunFacts
-from .order import ALL, HELD_OUT_SPLIT, samples_of
-from .outcome import export_command
-from .plots import plot_run
 from .prompts import Prompt, Prompts, asked_prompts, read_lines, recorded_prompts
-from .run import default_row_tokens
-from .slot import RowShape, default_anchors
-from .spec import require_recorded
 from .walk import recorded_samples, walk
 
 IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokenizer_sha256")

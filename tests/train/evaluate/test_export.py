@@ -7,12 +7,12 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.train.checkpoint import load_drafter
-from dflash_offline.train.config import ExportConfig
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.export import export, read_zlab, write_zlab
+from dflash_offline.train.export.config import ExportConfig
+from dflash_offline.train.export.export import export, read_zlab, write_zlab
+from dflash_offline.train.export.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
 from dflash_offline.train.kinds import AttentionKind, describe
 from dflash_offline.train.spec import DrafterSpec
-from dflash_offline.train.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
 from safetensors.torch import load_file, save_file
 
 SHAPES = {
@@ -350,7 +350,7 @@ def test_an_export_that_fails_leaves_nothing(tiny_run, tmp_path, monkeypatch):
     def broken(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflash_offline.train.export.publish", broken)
+    monkeypatch.setattr("dflash_offline.train.export.export.publish", broken)
     with pytest.raises(UserError, match="ENOSPC"):
         export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out")))
     assert list(tmp_path.iterdir()) == []

@@ -26,12 +26,12 @@ from dflash_offline.store.samples import SampleTable, SampleWriter
 from dflash_offline.store.writer import StoreWriter
 from dflash_offline.train import checkpoint
 from dflash_offline.train.config import TrainConfig
-from dflash_offline.train.decode import decode_plain
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.evaluate.decode import decode_plain
+from dflash_offline.train.evaluate.walk import HeldOutSample
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.run import check_run, write_run
 from dflash_offline.train.spec import DrafterSpec
-from dflash_offline.train.walk import HeldOutSample
 
 TAPS = (0, 2)
 EOS, MASK = 1, 2

@@ -2,7 +2,7 @@
 
 import math
 
-from dflash_offline.train.acceptance import (
+from dflash_offline.train.evaluate.acceptance import (
     DEFINITIONS,
     NOTHING,
     Acceptance,

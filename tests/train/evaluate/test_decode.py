@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from dflash_offline.train.acceptance import Acceptance, AnswerCycles
-from dflash_offline.train.decode import (
+from dflash_offline.train.evaluate.acceptance import Acceptance, AnswerCycles
+from dflash_offline.train.evaluate.decode import (
     PROMPT_CHUNK,
     DrafterProposer,
     decode,
@@ -171,7 +171,7 @@ def test_a_long_prompt_is_read_in_chunks(lab, target, monkeypatch):
     prompt = lab.random_prompts(1, 12, 5)[0] * 4
     whole = lab.answer(target, prompt, 10)
     assert len(prompt) < PROMPT_CHUNK
-    monkeypatch.setattr("dflash_offline.train.decode.PROMPT_CHUNK", 3)
+    monkeypatch.setattr("dflash_offline.train.evaluate.decode.PROMPT_CHUNK", 3)
     assert lab.answer(target, prompt, 10) == whole
     assert run(target, reciter(prompt, whole), prompt, 10).tokens == whole
 

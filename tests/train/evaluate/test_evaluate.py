@@ -10,9 +10,10 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.extract.questions import read_questions
 from dflash_offline.settings import resolve
-from dflash_offline.train.config import OF_DECODING, EvaluateConfig, ExportConfig
-from dflash_offline.train.evaluate import evaluate
-from dflash_offline.train.export import export
+from dflash_offline.train.evaluate.config import OF_DECODING, EvaluateConfig
+from dflash_offline.train.evaluate.evaluate import evaluate
+from dflash_offline.train.export.config import ExportConfig
+from dflash_offline.train.export.export import export
 
 TOKENS = 24
 

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from .. import UserError, __version__
-from ..store.files import fsync_folder, publish, storage_error, temporary_path
-from ..store.size import human_bytes
-from .checkpoint import find_step, load_drafter
+from ... import UserError, __version__
+from ...store.files import fsync_folder, publish, storage_error, temporary_path
+from ...store.size import human_bytes
+from ..checkpoint import find_step, load_drafter
+from ..evaluate.evaluation_file import EVALUATION_NAME, read_evaluation
+from ..facts import RunFacts
+from ..kinds import describe
+from ..spec import DrafterSpec
 from .config import ExportConfig
-from .evaluation_file import EVALUATION_NAME, read_evaluation
-from .facts import RunFacts
-from .kinds import describe
-from .spec import DrafterSpec
 from .zlab import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, read_zlab, tensor_shapes, zlab_config
 
 __all__ = ["ExportReport", "export", "read_zlab", "write_zlab"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import UserError
-from ..store.reader import StoreReader
+from ... import UserError
+from ...store.reader import StoreReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import UserError
-from ..store.files import NewFile, storage_error
+from ... import UserError
+from ...store.files import NewFile, storage_error
 
 EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # in RUN
 MARKS = ("mode", "definitions")  # keys that every result has

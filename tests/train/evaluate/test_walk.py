@@ -7,12 +7,12 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.store.samples import recorded_range
-from dflash_offline.train.decode import DrafterProposer, decode
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.evaluate.decode import DrafterProposer, decode
+from dflash_offline.train.evaluate.walk import HeldOutSample, spans, walk
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape, block_stride
 from dflash_offline.train.slot_counts import SlotCounts
-from dflash_offline.train.walk import HeldOutSample, spans, walk
 
 EOS, MASK, TAPS = 1, 2, (0, 2)
 

@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .. import UserError
-from .kinds import ALL, FULL, NONE, OF_SLIDING, SLIDING, AttentionKind, Layout, describe, layout_of
-from .spec import SLOT_MEANING, DrafterSpec
+from ... import UserError
+from ..kinds import ALL, FULL, NONE, OF_SLIDING, SLIDING, AttentionKind, Layout, describe, layout_of
+from ..spec import SLOT_MEANING, DrafterSpec
 
 CONFIG_NAME, TENSORS_NAME = "config.json", "model.safetensors"
 ARCHITECTURE = "DFlashDraftModel"
