@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from . import UserError, __version__
-from .options import options_of, resolved
+from .options import DEFAULT_FILE, options_of, resolved
 
 Builder = Callable[[], click.Command]
 SAMPLES_IN_HTML = 20
@@ -113,14 +113,15 @@ def inspect() -> click.Command:
         path = Path(folder)
         if png is not None:
             require_picture_path(Path(png))
-        if (path / "run.json").is_file():
-            from .train.summary import describe_run
+        kind = next((kind for kind in ("run", "sweep") if (path / f"{kind}.json").is_file()), None)
+        if kind is not None:
+            from .train.summary import describe_run, describe_sweep
 
             if png is not None:
                 raise UserError(
-                    f"--png {png} with the run {folder!r}", "a store", "see the pictures in the run's folder"
+                    f"--png {png} with the {kind} {folder!r}", "a store", f"see the pictures in the {kind}'s folder"
                 )
-            click.echo(describe_run(path))
+            click.echo(describe_run(path) if kind == "run" else describe_sweep(path))
         else:
             from .store.summary import describe_store, plot_store, read_facts
 
@@ -156,6 +157,26 @@ def is_png(path: Path) -> bool:
         return file.read(len(PNG_MARK)) == PNG_MARK
 
 
+def report() -> click.Command:
+    def run(folders: tuple[str, ...], html: bool, png: bool, out: str | None) -> None:
+        from .train.report.report import report
+
+        written = report(
+            [Path(folder) for folder in folders], Path(out) if out else None, has_page=html, has_pictures=png
+        )
+        click.echo(written.text())
+
+    options = [
+        click.Option(["--html"], is_flag=True, help="write one page that loads nothing: curves, exams, settings"),
+        click.Option(["--png"], is_flag=True, help="write the same charts as pictures, into a folder beside the page"),
+        click.Option(
+            ["--out"], metavar="FILE", help="the page; default: report.html in the folder, or here for several runs"
+        ),
+    ]
+    folders = click.Argument(["folders"], nargs=-1, required=True, metavar="RUN|SWEEP...")
+    return made("report", run, None, [folders, *options])
+
+
 def recode() -> click.Command:
     from .store.config import RecodeConfig
 
@@ -180,26 +201,66 @@ def train() -> click.Command:
     return made("train", run, TrainConfig)
 
 
+def sweep() -> click.Command:
+    from .train.sweep.config import SweepConfig
+
+    def run(**given: Any) -> None:
+        from .settings import read_table
+        from .train.sweep.sweep import sweep
+
+        file = given["config"] or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
+        config = resolved(SweepConfig, "sweep", given)
+        found = sweep(config, read_table(Path(file), "train") if file else {}, lambda *exam: examined(*exam).as_dict())
+        click.echo(found.text())
+        if not found.is_sound:
+            raise SystemExit(1)
+
+    return made("sweep", run, SweepConfig)
+
+
+def examined(folder: Path, config: Any) -> Any:
+    """The report of an exam: the target, prompts and their lines come from `extract`."""
+    from .extract.questions import read_lines, read_questions
+    from .train.evaluate.evaluate import evaluate
+
+    return evaluate(folder, config, open_target, read_questions, read_lines)
+
+
+def open_target(name: str, device: str, dtype: str) -> Any:
+    """A loaded target; where its kernels are slower than they could be, that is said."""
+    from .extract.targets.hf import load_target
+    from .progress import say
+
+    target = load_target(name, device=device, dtype=dtype)
+    if target.kernel_note:
+        say(target.kernel_note)
+    return target
+
+
 def evaluate() -> click.Command:
     from .train.evaluate.config import EvaluateConfig
 
-    def run(folder: str, **given: Any) -> None:
-        from .extract.questions import read_questions
-        from .train.evaluate.evaluate import evaluate
+    def run(folder: str | None, **given: Any) -> None:
+        # Two results need none of the settings that a folder's file keeps for its exams.
+        file = "" if given["compare"] else DEFAULT_FILE
+        config = resolved(EvaluateConfig, "evaluate", given, default_file=file)
+        if config.compare is not None:
+            from .train.evaluate.compare import compare
 
-        def open_target(name: str, device: str, dtype: str) -> Any:
-            from .extract.targets.hf import load_target
-            from .progress import say
+            if folder is not None:
+                raise click.UsageError(f"RUN {folder!r} beside --compare, which evaluates nothing")
+            click.echo(compare(*config.compare).text())
+            return
+        assert folder is not None
+        click.echo(examined(Path(folder), config).text())
 
-            target = load_target(name, device=device, dtype=dtype)
-            if target.kernel_note:
-                say(target.kernel_note)
-            return target
+    def run_given(ctx: click.Context, param: click.Parameter, folder: str | None) -> str | None:
+        if folder is None and not ctx.params.get("compare"):
+            raise click.MissingParameter(ctx=ctx, param=param)
+        return folder
 
-        config = resolved(EvaluateConfig, "evaluate", given)
-        click.echo(evaluate(Path(folder), config, open_target, read_questions).text())
-
-    return made("evaluate", run, EvaluateConfig, [click.Argument(["folder"], metavar="RUN")])
+    folder = click.Argument(["folder"], metavar="RUN_OR_FOLDER", required=False, callback=run_given)
+    return made("evaluate", run, EvaluateConfig, [folder])
 
 
 def export() -> click.Command:
@@ -208,9 +269,39 @@ def export() -> click.Command:
     def run(folder: str, **given: Any) -> None:
         from .train.export.export import export
 
-        click.echo(export(Path(folder), resolved(ExportConfig, "export", given)).text())
+        def read_target(name: str) -> Any:
+            from .extract.targets.facts import read_facts
 
-    return made("export", run, ExportConfig, [click.Argument(["folder"], metavar="RUN")])
+            return read_facts(name).as_plain()
+
+        config = resolved(ExportConfig, "export", given)
+        click.echo(export(Path(folder), config, read_target=read_target).text())
+
+    return made("export", run, ExportConfig, [click.Argument(["folder"], metavar="RUN_OR_FOLDER")])
+
+
+def serve_check() -> click.Command:
+    from .train.serve_check.config import ServeCheckConfig
+
+    def run(folder: str, **given: Any) -> None:
+        config = resolved(ServeCheckConfig, "serve-check", given)
+        from .extract.questions import read_lines, read_questions
+        from .extract.served_target import chat_request, served_path
+        from .train.serve_check.check import TargetSide, serve_check
+
+        side = TargetSide(
+            open_target=open_target,
+            read_lines=read_lines,
+            read_questions=read_questions,
+            chat_request=chat_request,
+            served_path=served_path,
+        )
+        report = serve_check(Path(folder), config, side)
+        click.echo(report.text())
+        if not report.agrees:
+            raise SystemExit(1)
+
+    return made("serve-check", run, ServeCheckConfig, [click.Argument(["folder"], metavar="RUN")])
 
 
 def doctor() -> click.Command:
@@ -242,11 +333,14 @@ COMMANDS: dict[str, tuple[Builder, str]] = {
     "plan": (plan, "Say what extract would write: bytes, segments, workers, disk, hours. Writes nothing."),
     "extract": (extract, "Run the target over the samples and record its hidden states in a store."),
     "verify": (verify, "Check every checksum and every fact of a store."),
-    "inspect": (inspect, "Show what a store or a run holds."),
+    "inspect": (inspect, "Show what a store, a run or a sweep holds."),
     "recode": (recode, "Write a finished store anew: another codec, fewer taps, a subset, several made one."),
     "train": (train, "Train a drafter on a store."),
+    "sweep": (sweep, "Train many drafters on one store, side by side, and rank them."),
     "evaluate": (evaluate, "Decode with drafter and target: acceptance length, losslessness, speed."),
+    "report": (report, "Show runs or a sweep as one HTML page, or as pictures: curves, exams, settings."),
     "export": (export, "Write the drafter in a format that serving engines load."),
+    "serve-check": (serve_check, "Start the installed serving engine with the drafter, and compare it with ours."),
     "doctor": (doctor, "Check this machine: packages, devices, limits, who owns the dflash command."),
     "demo": (demo, "The whole pipeline on a small target that comes with the package, on a CPU."),
 }

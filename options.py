@@ -56,18 +56,25 @@ def option(field: "dataclasses.Field[Any]", hint: Any, path: str) -> click.Optio
     names, hidden = [field.metadata["flag"], path.replace(".", "__")], not field.metadata["is_shown"]
     if kinds == [bool]:
         return click.Option(names, is_flag=True, default=None, help=text, hidden=hidden)
+    if get_origin(kinds[0]) is tuple and ... not in (items := get_args(kinds[0])):
+        return click.Option(
+            names, nargs=len(items), metavar=" ".join(["TEXT"] * len(items)), default=None, help=text, hidden=hidden
+        )
     kind, metavar = SHOWN.get(kinds[0], (click.STRING, "TEXT"))
     return click.Option(names, type=kind, metavar=metavar, default=None, help=text, hidden=hidden)
 
 
-def resolved(config_class: type, table: str, given: dict[str, Any]) -> Any:
-    """The config of what click was given: defaults, then the config file, then the options, then --set."""
+def resolved(config_class: type, table: str, given: dict[str, Any], *, default_file: str = DEFAULT_FILE) -> Any:
+    """The config of what click was given: defaults, then the config file, then the options, then --set.
+
+    Without `--config` the file is `default_file`, where it exists; '' for none.
+    """
     from . import settings  # here, because `dflash --help` reads no config
 
     file, overrides = given.pop("config"), given.pop("set")
-    if file is None and Path(DEFAULT_FILE).is_file():
-        click.echo(f"settings from {DEFAULT_FILE}", err=True)
-        file = DEFAULT_FILE
+    if file is None and default_file and Path(default_file).is_file():
+        click.echo(f"settings from {default_file}", err=True)
+        file = default_file
     options = {key.replace("__", "."): value for key, value in given.items()}
     return settings.resolve(
         config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options

@@ -25,7 +25,7 @@ INTEGER = re.compile(r"-?[0-9]+")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 NOT_IN_TOML = re.compile(r"[\x7f\ud800-\udfff]")  # characters that JSON's strings may hold as they are
 # The tables of a config file, one a command.
-TABLES = ("prepare", "regenerate", "extract", "recode", "train", "evaluate", "export", "demo")
+TABLES = ("prepare", "regenerate", "extract", "recode", "train", "sweep", "evaluate", "export", "serve-check", "demo")
 T = TypeVar("T")
 Config = TypeVar("Config")
 

@@ -130,7 +130,7 @@ def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage, leave
     children die with the thread that started them.
     """
     children: list[Child] = []
-    with _signals_raise():
+    with signals_raise():
         try:
             for job in jobs:
                 children.append(Child(job))
@@ -140,7 +140,7 @@ def run_all(jobs: Iterable[Job], *, stall_s: float, on_message: OnMessage, leave
                 _let_leave([child for child in children if not child.has_ended], leave_s, on_message)
             raise
         finally:
-            _stop([child for child in children if not child.has_ended])
+            stop_all([child for child in children if not child.has_ended])
 
 
 class Child:
@@ -299,7 +299,7 @@ def _let_leave(living: list[Child], leave_s: float, on_message: OnMessage) -> No
             raise
 
 
-def _stop(children: list[Child]) -> None:
+def stop_all(children: list[Child]) -> None:
     """Ends all of them, politely first; Ctrl-C is not heard meanwhile."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -343,7 +343,7 @@ def _leave(number: int, _frame: object) -> None:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP become SystemExit here, SIGINT KeyboardInterrupt, so that `finally` runs."""
     heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, _leave) for number in heard}

@@ -3,7 +3,7 @@
 Takes the outcomes of all lines in the order of the input, whoever made them; drops what was there before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -37,8 +37,8 @@ class Collector:
     names: dict[Path, str] = field(default_factory=dict)
     numbers: dict[Path, int] = field(default_factory=dict)
     """The place of each source among the inputs."""
-    places: dict[int, int] = field(default_factory=dict)
-    """By the digest of a sample: the line that gave it first, as source number * 2^40 + line."""
+    places: dict[bytes, int] = field(default_factory=dict)
+    """By the first 128 bits of a sample's sha256: the line that gave it first, as source number * 2^40 + line."""
 
     def name_sources(self, sources: Sequence[Path]) -> None:
         self.names = dict(zip(sources, short_names(sources)))
@@ -46,9 +46,9 @@ class Collector:
 
     def take(self, source: Path, outcomes: list[Outcome]) -> None:
         """Writes and counts what became of some lines of a source."""
+        self.counts.lines_in += len(outcomes)
+        self.counts.sources[self.names[source]] += len(outcomes)
         for found in outcomes:
-            self.counts.lines_in += 1
-            self.counts.sources[self.names[source]] += 1
             self.counts.replaced_surrogates += found.num_replaced
             try:
                 if found.fault is not None:
@@ -64,10 +64,11 @@ class Collector:
         """Writes the samples of a line. Raises LeftOut when all of them were there before."""
         own = self.place(source, found.number)
         first: int | None = None
-        kept: set[int] = set()
+        kept: set[bytes] = set()
         notes: list[LeftOut] = []
-        for number, sample, digest in numbered_samples(found):
+        for number, sample in numbered_samples(found):
             if self.config.duplicates == "drop":
+                digest = sample.made.sha256[:16]
                 before = self.places.setdefault(digest, own)
                 if before != own or digest in kept:
                     first = before if first is None else first
@@ -75,7 +76,7 @@ class Collector:
                     continue
                 kept.add(digest)
             if sample.is_cut:
-                detail = f"sample {number}: {len(sample.ids)} of {sample.num_given} tokens are kept"
+                detail = f"sample {number}: {len(sample.made.ids)} of {sample.num_given} tokens are kept"
                 notes.append(LeftOut(CUT, detail))
             self.write(source, found, sample)
         if first is not None and not kept:
@@ -101,15 +102,7 @@ class Collector:
             self.reject(source, found, SAMPLE, LeftOut(fault.reason, f"sample {number}: {fault.detail}"))
 
     def write(self, source: Path, found: Outcome, sample: CutSample) -> None:
-        self.writer.add(
-            sample.ids,
-            sample.mask,
-            split=found.split,
-            task=found.task,
-            source=self.names[source],
-            source_line=found.number,
-            origin=found.origin,
-        )
+        self.writer.add_made(sample.made, (found.split, found.task, self.names[source], found.origin), found.number)
         self.counts.add_sample(sample, found.split, found.origin)
 
     def place(self, source: Path, line: int) -> int:
@@ -130,10 +123,10 @@ class Collector:
             raise cannot_be_used(name, found.number, fault.reason, fault.detail)
 
 
-def numbered_samples(found: Outcome) -> Iterator[tuple[int, CutSample, int]]:
-    """The samples that were kept so far, with their numbers among all of the line and their digests."""
+def numbered_samples(found: Outcome) -> list[tuple[int, CutSample]]:
+    """The samples that were kept so far, with their numbers among all of the line."""
     left_out = {number for number, _ in found.samples_left_out}
-    return zip((number for number in count(1) if number not in left_out), found.samples, found.digests)
+    return list(zip((number for number in count(1) if number not in left_out), found.samples))
 
 
 def cannot_be_used(source: str, line: int, reason: str, detail: str) -> UserError:

@@ -176,6 +176,9 @@ class ExtractConfig:
         flag="--space-check/--no-space-check",
         is_shown=False,
     )
+    compile: bool = setting(
+        False, "run the target's layers through torch.compile, batches padded up to a few shapes; for long runs"
+    )
     cpu_threads: int = setting(1, "torch threads of one worker on a CPU; more shards use more cores, count")
     stall_s: float = setting(600.0, "longest silence of a worker before everything is stopped, seconds")
 

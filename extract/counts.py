@@ -6,7 +6,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..store.samples import eligible_anchors
 from .cutting import CutSample
 from .lines.inputs import LeftOut
 from .rejected import REJECTED_NAME
@@ -72,10 +71,11 @@ class Counts:
     def add_sample(self, sample: CutSample, split: str, origin: str) -> None:
         self.samples += 1
         self.heldout += split == "heldout"
-        self.tokens += len(sample.ids)
-        self.trained_tokens += int(sample.mask.sum())
-        self.anchors += int(eligible_anchors(sample.mask).sum())
-        self.longest = max(self.longest, len(sample.ids))
+        num_tokens = len(sample.made.ids)
+        self.tokens += num_tokens
+        self.trained_tokens += sample.num_trained
+        self.anchors += sample.made.num_anchors
+        self.longest = max(self.longest, num_tokens)
         self.cut += sample.is_cut
         self.origins[origin] += 1
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..store.samples import eligible_anchors
+from ..store.samples import MadeSample, made_sample
 from .chats.chat import Sample
 from .lines.inputs import LeftOut
 
@@ -33,17 +33,17 @@ class Uncut:
         return (np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1).tolist()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CutSample:
-    """ids [S] u32 and mask [S] bool of what is kept of a sample that had `num_given` tokens."""
+    """What is kept of a sample that had `num_given` tokens, and what is counted of it."""
 
-    ids: np.ndarray
-    mask: np.ndarray
+    made: MadeSample
     num_given: int
+    num_trained: int
 
     @property
     def is_cut(self) -> bool:
-        return len(self.ids) < self.num_given
+        return len(self.made.ids) < self.num_given
 
 
 def cut(sample: Sample | Uncut, rules: LengthRules) -> CutSample:
@@ -61,13 +61,14 @@ def cut(sample: Sample | Uncut, rules: LengthRules) -> CutSample:
         if not kept:
             first = min(sample.ends, default=size)
             raise LeftOut("no turn fits", f"the first answer ends at token {first}, the longest has {rules.longest}")
-    ids = np.asarray(sample.ids[:kept], dtype=np.uint32)  # [S]
+    ids = np.asarray(sample.ids[:kept], dtype="<u4")  # [S]
     mask = np.asarray(sample.mask[:kept], dtype=bool)  # [S]
-    num_trained, is_cut = int(mask.sum()), kept < size
+    num_trained, is_cut = int(np.count_nonzero(mask)), kept < size
     after = f" in the first {kept} of {size}" if is_cut else f" of {size}"
     if num_trained < rules.min_trained:
         reason = "too few tokens to train on after the cut" if is_cut else "too few tokens to train on"
         raise LeftOut(reason, f"{num_trained}{after}, at least {rules.min_trained} (min_trained)")
-    if not eligible_anchors(mask).any():
+    made = made_sample(ids, mask)
+    if not made.num_anchors:
         raise LeftOut("no anchor", f"no two of {num_trained} trained tokens{after} are neighbours")
-    return CutSample(ids, mask, size)
+    return CutSample(made, size, num_trained)

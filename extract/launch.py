@@ -36,12 +36,26 @@ from ..store.state_error import extracted_errors, write_errors
 from ..store.writer import StoreWriter, create_store
 from ..watch import Job, run_all
 from .config import ExtractConfig
+from .dealing import (
+    CheckedAgain,
+    Compiled,
+    Group,
+    Halved,
+    Note,
+    Order,
+    Recorded,
+    WantsFrozenWork,
+    WantsGroup,
+)
 from .ready_ids import ready_data
 from .run_log import log_run
 from .summary import ExtractReport
 from .survey import Survey, needed_bytes, survey
-from .worker import CheckedAgain, Group, Note, Order, Recorded, WantsFrozenWork, WantsGroup, work
+from .worker import work
 from .writing import Committed
+
+TOLD_FROM = 0.05
+"""Share of the time waited for the disk that is worth a word."""
 
 
 def extract(config: ExtractConfig) -> ExtractReport:
@@ -141,6 +155,9 @@ class Dealer:
         self.first_recorded_s: float | None = None
         self.last_recorded_s = 0.0
         self.num_timed = 0  # positions recorded after the first batch
+        self.waited_s = 0.0  # of all workers for their writers, after the first batch
+        self.halved: list[Halved] = []
+        self.num_shapes: dict[str, int] = {}  # compiled ones, by device and worker
 
     def run(self) -> None:
         """Runs the workers until nothing is left to deal; starts none when there is nothing."""
@@ -160,8 +177,7 @@ class Dealer:
                 say(self.what_is_safe())
                 raise
             finally:
-                wall_s = self.last_recorded_s - (self.first_recorded_s or self.last_recorded_s)
-                log_run(self.found.store_dir, workers=self.workers, num_positions=self.num_timed, wall_s=wall_s)
+                log_run(self.found.store_dir, workers=self.workers, num_positions=self.num_timed, wall_s=self.timed_s)
 
     def opening(self) -> list[str]:
         """What is there already, and what is not this launcher's to record."""
@@ -192,10 +208,11 @@ class Dealer:
             token_budget=config.token_budget,
             cpu_threads=config.cpu_threads,
             slow_kernels=config.slow_kernels,
+            compile=config.compile,
             stall_s=config.stall_s,
         )
 
-    def answer(self, _name: str, message: object) -> object:
+    def answer(self, name: str, message: object) -> object:
         """Handles one message of a worker."""
         if isinstance(message, WantsGroup):
             return self.groups.pop(0) if self.groups else None
@@ -207,21 +224,50 @@ class Dealer:
             say(message.text)
         elif isinstance(message, Recorded):
             self.bar.update(message.num_positions)
-            self.time(message.num_positions)
+            self.time(message)
         elif isinstance(message, CheckedAgain):
             self.checks.append(message)
+        elif isinstance(message, Halved):
+            self.halved.append(message)
+            say(
+                f"{name} ran out of memory: {message.detail}. It goes on with token_budget = {message.token_budget:,}; "
+                "states are the same within rounding"
+            )
+        elif isinstance(message, Compiled):
+            self.num_shapes[name] = message.num_shapes
         elif isinstance(message, Committed):
             self.num_committed += 1
-            self.bar.set_postfix_str(f"{self.num_committed}/{len(self.own)} segments", refresh=False)
+        if isinstance(message, (Recorded, Halved, Committed)):
+            self.bar.set_postfix_str(self.state_text(), refresh=False)
         return None
 
-    def time(self, num_positions: int) -> None:
+    def state_text(self) -> str:
+        """What the bar says beside its speed."""
+        parts = [f"{self.num_committed}/{len(self.own)} segments"]
+        if self.halved:
+            parts.append(f"token budget halved by {len(self.halved)} of {len(self.workers)} workers")
+        if self.waited_share >= TOLD_FROM:
+            parts.append(f"disk slower than the target: waited {self.waited_share:.0%} of the time")
+        return ", ".join(parts)
+
+    @property
+    def timed_s(self) -> float:
+        """Seconds from the first batch to the last one so far."""
+        return self.last_recorded_s - (self.first_recorded_s or self.last_recorded_s)
+
+    @property
+    def waited_share(self) -> float:
+        """The share of the workers' time in which every slot of their rings was full."""
+        return self.waited_s / (self.timed_s * len(self.workers)) if self.timed_s else 0.0
+
+    def time(self, message: Recorded) -> None:
         """Counts towards the speed; the first batch only starts the clock, since a target was loaded before it."""
         self.last_recorded_s = time.monotonic()
         if self.first_recorded_s is None:
             self.first_recorded_s = self.last_recorded_s
         else:
-            self.num_timed += num_positions
+            self.num_timed += message.num_positions
+            self.waited_s += message.waited_s
 
     def what_is_safe(self) -> str:
         """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
@@ -258,6 +304,9 @@ def report(dealer: Dealer, wall_s: float, *, is_finished: bool = True) -> Extrac
         num_checked_again=len(dealer.checks),
         num_checked_tokens=sum(check.num_tokens for check in dealer.checks),
         num_checks_failed=sum(check.has_failed for check in dealer.checks),
+        halved=tuple(f"{one.device} to {one.token_budget:,}" for one in dealer.halved),
+        num_shapes=max(dealer.num_shapes.values(), default=0),
+        waited_share=dealer.waited_share,
         workers=dealer.workers,
         wall_s=wall_s,
         is_finished=is_finished,

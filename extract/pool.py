@@ -12,6 +12,7 @@ from pathlib import Path
 from ..watch import Channel, Job, run_all
 from .config import PrepareConfig
 from .lines.inputs import Chunk, source_files
+from .parcel import Parcel, packed, unpacked
 from .targets.facts import tokenizer_facts
 from .work import Maker, Outcome
 
@@ -27,7 +28,7 @@ class Done:
     """A worker's message: the outcomes of the chunk with this number."""
 
     number: int
-    outcomes: list[Outcome]
+    parcel: Parcel
 
 
 LATER = "later"
@@ -54,24 +55,25 @@ def run_pool(chunks: Iterator[Chunk], maker: Maker, processes: int, take: Take) 
             take(chunk.source, maker.make(chunk))
         return
     jobs = [Job(f"prepare {number}", work, (maker,)) for number in range(processes)]
-    run_all(jobs, stall_s=maker.config.stall_s, on_message=Deal(chunks, AHEAD * processes, take).answer)
+    deal = Deal(chunks, AHEAD * processes, lambda source, parcel: take(source, unpacked(parcel)))
+    run_all(jobs, stall_s=maker.config.stall_s, on_message=deal.answer)
 
 
 class Deal:
     """The parent's side: deals chunks, and holds outcomes back until those before them are taken."""
 
-    def __init__(self, chunks: Iterator[Chunk], most_open: int, take: Take) -> None:
+    def __init__(self, chunks: Iterator[Chunk], most_open: int, take: Callable[[Path, Parcel], None]) -> None:
         self.chunks = enumerate(chunks)
         self.most_open = most_open
         self.take = take
         self.sources: dict[int, Path] = {}
         """Of the chunks that are dealt and not taken yet."""
-        self.waiting: dict[int, list[Outcome]] = {}
+        self.waiting: dict[int, Parcel] = {}
         self.next = 0
 
     def answer(self, _name: str, message: object) -> object:
         if isinstance(message, Done):
-            self.waiting[message.number] = message.outcomes
+            self.waiting[message.number] = message.parcel
             while self.next in self.waiting:
                 self.take(self.sources.pop(self.next), self.waiting.pop(self.next))
                 self.next += 1
@@ -100,4 +102,4 @@ def work(channel: Channel, maker: Maker) -> None:
             time.sleep(PAUSE_S)
             continue
         number, chunk = dealt  # type: ignore[misc]
-        channel.tell(Done(number, maker.make(chunk)))
+        channel.tell(Done(number, packed(maker.make(chunk))))

@@ -4,14 +4,26 @@
 knows no answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .chats.chat import ChatRenderer
-from .lines.json_lines import LeftOut, as_input_line
+from .lines.inputs import opened_sources
+from .lines.inputs import read_lines as lines_of
+from .lines.json_lines import InputLine, LeftOut, as_input_line
 from .lines.shapes import Chat, line_meant
 from .targets.facts import read_text_side
+
+
+def read_lines(given: str) -> Iterator[InputLine]:
+    """Every line of the files that one argument of `prepare` names, of any format that is read there.
+
+    Raises UserError for files that are not there or broken.
+    """
+    with opened_sources([given]) as sources:
+        for source in sources:
+            yield from lines_of(source)
 
 
 def read_questions(target: str, template: Mapping[str, Any]) -> Callable[[Any], list[int]]:

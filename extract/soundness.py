@@ -38,7 +38,12 @@ class Fault:
 
 def peaks(states: torch.Tensor) -> np.ndarray:
     """The largest absolute value of each state, NaN and infinity kept: [..., S, H] -> [..., S] fp32."""
-    return torch.linalg.vector_norm(states, ord=float("inf"), dim=-1).float().cpu().numpy()
+    return peaks_there(states).cpu().numpy()
+
+
+def peaks_there(states: torch.Tensor) -> torch.Tensor:
+    """The same, left on the device."""
+    return torch.linalg.vector_norm(states, ord=float("inf"), dim=-1).float()
 
 
 def is_finite(peak: np.ndarray) -> bool:
@@ -94,17 +99,44 @@ def fault_of_sample(
     The sample is run again alone and unpadded: through the whole model `with_head`, which also takes the head of the
     last state (that of the run alone where none was recorded), else through the layers that are recorded.
     """
+    return fault_against(target, run_alone(target, ids, tap_layers, with_head=with_head), taps, last, tap_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A sample of ids [n] run by itself, unpadded: taps [Lt, n, H], and through the whole model the last state too."""
+
+    ids: torch.Tensor
+    taps: torch.Tensor
+    last: torch.Tensor | None = None
+    """[n, H]"""
+    logits: torch.Tensor | None = None
+    """[m, V] fp32 at `places` [m]."""
+    places: torch.Tensor | None = None
+
+
+def run_alone(target: "HfTarget", ids: torch.Tensor, tap_layers: Sequence[int], *, with_head: bool) -> Alone:
+    """Sends the sample to the device, without waiting for it where no head is asked for."""
     if not with_head:
-        assert last is None, "a recorded last state is checked with the head"
-        alone, _ = target.record(ids[None], torch.tensor([len(ids)]), tap_layers)
-        return first_fault(taps_faults(taps, alone[:, 0], ids, tap_layers))
+        taps, _ = target.record(ids[None], torch.tensor([len(ids)]), tap_layers)
+        return Alone(ids, taps[:, 0])
     places = torch.linspace(0, len(ids) - 1, min(len(ids), HEAD_PLACES)).long()  # [m]
-    alone, alone_last, logits = target.run_whole(ids, tap_layers, places)
-    seen = alone_last if last is None else last
+    return Alone(ids, *target.run_whole(ids, tap_layers, places), places)
+
+
+def fault_against(
+    target: "HfTarget", alone: Alone, taps: torch.Tensor, last: torch.Tensor | None, tap_layers: Sequence[int]
+) -> Fault | None:
+    """What is wrong with taps [Lt, n, H] and last [n, H], recorded in a batch, against the sample alone."""
+    fault = first_fault(taps_faults(taps, alone.taps, alone.ids, tap_layers))
+    if alone.last is None or alone.logits is None or alone.places is None:
+        assert last is None, "a recorded last state is checked with the head"
+        return fault
+    seen = alone.last if last is None else last
     return (
-        first_fault(taps_faults(taps, alone, ids, tap_layers))
-        or difference("the last state", seen, alone_last)
-        or head_fault(logits, target.logits(seen[places]), str(alone.dtype))
+        fault
+        or difference("the last state", seen, alone.last)
+        or head_fault(alone.logits, target.logits(seen[alone.places]), str(alone.taps.dtype))
     )
 
 

@@ -135,6 +135,12 @@ class ExtractReport:
     """Samples that this run ran a second time, alone."""
     num_checked_tokens: int
     num_checks_failed: int
+    halved: tuple[str, ...]
+    """Workers that ran out of the device's memory, and the token budget that each went on with."""
+    num_shapes: int
+    """Shapes that the target was compiled for, by the worker with the most; 0 without `compile`."""
+    waited_share: float
+    """Of the workers' time: every slot between them and their writers was full, as the disk is slower."""
     store_bytes: int
     workers: tuple[str, ...]
     wall_s: float
@@ -160,6 +166,15 @@ class ExtractReport:
                 f"checked    again, alone: {self.num_checked_again:,} samples, {self.num_checked_tokens:,} tokens; "
                 f"{self.num_checks_failed:,} of them failed"
             )
+        if self.halved:
+            lines.append(
+                f"memory     {len(self.halved)} of {len(self.workers)} worker(s) ran out of it once and halved "
+                f"token_budget: {', '.join(self.halved)}"
+            )
+        if self.num_shapes:
+            lines.append(f"compiled   for {self.num_shapes} shapes of a batch at most")
+        if self.num_new_segments and self.waited_share >= 0.01:
+            lines.append(f"disk       the workers waited {self.waited_share:.0%} of their time for it")
         if not self.is_finished:
             lines.append(
                 f"missing    {self.num_missing:,} segments, for the launchers of other shards; "

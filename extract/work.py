@@ -6,7 +6,6 @@ matter who does it, or when. Lines are told apart by their place in their file, 
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..store.tokens_file import content_sha256
 from .chats.chat import ChatRenderer, Sample
 from .chats.plain_text import plain_ids, plain_sample
 from .config import PrepareConfig
@@ -39,8 +37,6 @@ class Outcome:
     """Lone surrogates that became U+FFFD."""
     fault: LeftOut | None = None
     samples: list[CutSample] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    """What each sample is, in 128 bits: sha256 over ids (u32) and mask (u8)."""
     split: str = ""
     task: str = ""
     origin: str = ""
@@ -50,7 +46,7 @@ class Outcome:
     """Answers of a used line that are not trained on: their numbers from 1, and why."""
     unread_options: list[str] = field(default_factory=list)
     """Template options of the line's own that the template does not read."""
-    noted: Counter[str] = field(default_factory=Counter)
+    noted: dict[str, int] = field(default_factory=dict)
     """What else is to be told of a used line, by the name of its count."""
 
 
@@ -135,7 +131,6 @@ class Maker:
                 found.samples_left_out.append((number, fault))
                 continue
             found.samples.append(kept)
-            found.digests.append(digest(kept))
         if not found.samples:
             found.samples_left_out.clear()
             raise first_fault or LeftOut("no answer", "the line gives no sample")
@@ -145,7 +140,7 @@ class Maker:
             template, tools = self.chats().template, line.content.tools
             found.unread_options = template.unread(line.content.options, tools)
             if tools and template.unread({"tools": tools}, tools):
-                found.noted[TOOLS_UNREAD] += 1
+                found.noted[TOOLS_UNREAD] = 1
 
     def split_of(self, content: Chat | Tokens | Text) -> str:
         """By sha256 of what the line asks, whatever of its answers is used: of all it says where it asks nothing.
@@ -193,10 +188,6 @@ def first_question(content: Chat | Text) -> list[list[str]]:
     turns = (turn for turn, message in enumerate(messages) if message["role"] == "assistant")
     first = next((turn for turn in turns if is_asked(messages, turn)), len(messages))
     return [[message["role"], message["content"].strip()] for message in messages[:first]]
-
-
-def digest(sample: CutSample) -> int:
-    return int.from_bytes(content_sha256(sample.ids.astype("<u4"), sample.mask.view(np.uint8))[:16], "little")
 
 
 def content_share(content: Chat | Tokens | Text) -> float:

@@ -2,13 +2,15 @@
 
 Checksums, writes and syncs take longer than a fast GPU's forward: on an H200 (2026-11-30, torch
 2.11, 18 layers of H = 4096, 41 kB a position; docs/benchmarks/extract_speed.json) a worker that
-wrote by itself recorded 11.0k positions/s, with its writer 22.4k, with nothing written 27.5k; a
-page-locked ring made no difference. A thread would slow the worker's launches (design, section 6).
-Batches are written in the order they come, so the bytes are those of a worker that writes itself.
+wrote by itself recorded 11.0k positions/s, with its writer 22.4k, with nothing written 27.5k. There
+the worker waited for each copy; since it does not, nothing was measured. A thread would slow the
+worker's launches (design, section 6). Batches are written in the order they come, so the bytes are
+those of a worker that writes itself.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +29,7 @@ from ..watch import Channel, Child, Job, Stalled
 if TYPE_CHECKING:
     import torch
 
-NUM_SLOTS = 3  # one is written, one waits, one is filled
+NUM_SLOTS = 4  # one is written, one waits, one was filled and is judged, one is filled
 BEAT_S = 1.0
 
 
@@ -40,6 +42,15 @@ class Entry:
     status: int
     errors: np.ndarray | None = None
     """Relative errors [M] of some of its states in a codec that loses something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory on the host for encoded rows [Lt (+1), N, S, row_bytes] u8, and how long it was waited for."""
+
+    rows: "torch.Tensor"
+    slot: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +151,30 @@ class WriterProcess:
     a slot or its end did not come within `stall_s` seconds.
     """
 
-    def __init__(self, channel: Channel, store_dir: Path, *, slot_bytes: int, stall_s: float) -> None:
+    def __init__(self, channel: Channel, store_dir: Path, *, slot_bytes: int, device: str, stall_s: float) -> None:
         self.channel = channel
+        self.device = device
         self.stall_s = stall_s
         self.ring = Ring.create(slot_bytes, NUM_SLOTS)
         self.free = list(range(NUM_SLOTS))
+        self.lock = ExitStack()
         # The worker's own silence is the launcher's to see; the writer must not tire of it before that.
         job = Job(f"writer of {channel.name}", write_batches, (str(store_dir), self.ring.handle(), 2 * stall_s))
         self.child = Child(job)
 
-    def put(self, rows: "torch.Tensor", entries: tuple[Entry, ...]) -> None:
-        """Copies encoded rows [Lt (+1), N, S, row_bytes] u8 into a free slot and hands them over."""
+    def room(self, shape: tuple[int, ...]) -> Room:
+        """A free slot for encoded rows [Lt (+1), N, S, row_bytes]; waits for one while the ring is full."""
         import torch
 
+        self.child.listen(self.note, 0.0)
+        started = time.monotonic()
         self.wait_for(lambda: bool(self.free), "a free slot")
-        slot, shape = self.free.pop(), tuple(rows.shape)
-        torch.from_numpy(view(self.ring, slot, shape)).copy_(rows)
-        self.child.tell(Batch(slot, shape, entries))
+        slot, waited_s = self.free.pop(), time.monotonic() - started
+        return Room(torch.from_numpy(view(self.ring, slot, shape)), slot, waited_s)
+
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
+        """Hands over a slot that was filled."""
+        self.child.tell(Batch(room.slot, tuple(room.rows.shape), entries))
         self.child.listen(self.note, 0.0)
 
     def finish(self) -> None:
@@ -180,6 +198,11 @@ class WriterProcess:
             self.channel.tell(message)
 
     def __enter__(self) -> "WriterProcess":
+        """Locks the ring into place where a device copies to it beside its forwards."""
+        from .copying import pinned
+
+        assert self.ring.bytes is not None
+        self.lock.enter_context(pinned(self.ring.bytes, self.device))
         return self
 
     def __exit__(
@@ -187,4 +210,5 @@ class WriterProcess:
     ) -> None:
         if not self.child.has_ended:
             self.child.end()
+        self.lock.close()
         self.ring.close()

@@ -5,6 +5,7 @@ This file owns what an eligible anchor is. It knows no chat, no tokenizer and no
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,15 @@ import pyarrow as pa
 
 from .. import UserError
 from .mapped_tokens import MappedTokens
-from .tokens_file import TEXT_COLUMNS, TOKENS_SCHEMA, TokensFile, tokens_name, tokens_paths
+from .tokens_file import (
+    TEXT_COLUMNS,
+    TOKENS_SCHEMA,
+    TokensFile,
+    content_sha256,
+    tokens_crc,
+    tokens_name,
+    tokens_paths,
+)
 
 
 def eligible_anchors(loss_mask: np.ndarray) -> np.ndarray:
@@ -44,6 +53,25 @@ def recorded_range(loss_mask: np.ndarray, window: int | None = None) -> tuple[in
         return 0, 0
     first = 0 if window is None else max(0, int(anchors[0]) - window)
     return first, int(anchors[-1]) + 1 - first
+
+
+@dataclass(slots=True, eq=False)
+class MadeSample:
+    """A sample and what a token file says of it; made where there is time, since one process writes them all."""
+
+    ids: np.ndarray  # [S] u32
+    mask: np.ndarray  # [S] u8 of 0 and 1
+    num_anchors: int
+    num_recorded: int
+    sha256: bytes  # see `content_sha256`
+    crc32c: int  # see `tokens_crc`
+
+
+def made_sample(ids: np.ndarray, mask: np.ndarray) -> MadeSample:
+    """One sample of ids [S] u32 and mask [S] bool, True = trained on; S is at least 1."""
+    anchors, bits = np.flatnonzero(eligible_anchors(mask)), mask.view(np.uint8)
+    num_recorded = int(anchors[-1]) + 1 if len(anchors) else 0  # as `recorded_length`
+    return MadeSample(ids, bits, len(anchors), num_recorded, content_sha256(ids, bits), tokens_crc(ids, bits))
 
 
 class SampleWriter:
@@ -86,10 +114,14 @@ class SampleWriter:
             raise ValueError(f"token_ids {ids.shape} and loss_mask {mask.shape}: expected two equal lengths from 1")
         if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
             raise ValueError(f"token ids are {ids.dtype} in {ids.min()}..{ids.max()}, expected integers in 0..2^32-1")
+        self.add_made(made_sample(ids.astype("<u4"), mask), (split, task, source, origin), source_line)
+
+    def add_made(self, sample: MadeSample, texts: tuple[str, str, str, str], source_line: int) -> None:
+        """Adds one sample as it was made, perhaps by another process; `texts` are its `TEXT_COLUMNS`."""
         if self.file is None:
             self.file = self.new_file(self.num_files)
-        texts = (split, task, source, origin)
-        self.file.add(ids.astype("<u4"), mask.view(np.uint8), texts, source_line, recorded_length(mask))
+        content = int.from_bytes(sample.sha256[:8], "little")
+        self.file.add(sample.ids, sample.mask, texts, (source_line, sample.num_recorded, content, sample.crc32c))
         self.num_samples += 1
         if self.file.num_rows == self.rows_per_file or self.file.is_full:
             self.finish_file()

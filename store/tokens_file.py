@@ -63,13 +63,11 @@ def tokens_crc(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
     return google_crc32c.extend(google_crc32c.value(flat_bytes(token_ids)), flat_bytes(loss_mask))
 
 
-def content(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
-    """What a sample is, in 64 bits: the first 8 bytes (little endian) of `content_sha256`."""
-    return int.from_bytes(content_sha256(token_ids, loss_mask)[:8], "little")
-
-
 def content_sha256(token_ids: np.ndarray, loss_mask: np.ndarray) -> bytes:
-    """sha256 over the ids (u32, little endian), then the mask (u8, 0 or 1)."""
+    """What a sample is: sha256 over the ids (u32, little endian), then the mask (u8, 0 or 1).
+
+    The column `content` is its first 8 bytes, little endian.
+    """
     return hashlib.sha256(token_ids.tobytes() + loss_mask.tobytes()).digest()
 
 
@@ -142,6 +140,7 @@ class TokensFile:
         self.sink = TokensSink(NewFile(path))
         self.num_batches = 0
         self.names: tuple[dict[str, int], ...] = tuple({} for _ in TEXT_COLUMNS)
+        self.codes: dict[tuple[str, ...], tuple[int, ...]] = {}  # of texts that came together before
         self.num_rows = 0
         self.clear()
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
@@ -152,19 +151,24 @@ class TokensFile:
         self.ids: list[np.ndarray] = []
         self.masks: list[np.ndarray] = []
         self.texts: list[tuple[int, ...]] = []
-        self.lines: list[int] = []
-        self.recorded: list[int] = []
+        self.numbers: list[tuple[int, int, int, int]] = []
         self.num_tokens = 0
 
     def add(
-        self, ids: np.ndarray, mask: np.ndarray, texts: tuple[str, ...], source_line: int, num_recorded: int
+        self, ids: np.ndarray, mask: np.ndarray, texts: tuple[str, ...], numbers: tuple[int, int, int, int]
     ) -> None:
-        """Takes one sample: ids [S] u32, mask [S] u8 of 0 and 1, texts = its `TEXT_COLUMNS`."""
+        """Takes one sample: ids [S] u32, mask [S] u8 of 0 and 1, texts = its `TEXT_COLUMNS`.
+
+        `numbers` are its source_line, num_recorded, content and crc32c.
+        """
+        codes = self.codes.get(texts)
+        if codes is None:
+            codes = tuple(names.setdefault(text, len(names)) for names, text in zip(self.names, texts))
+            self.codes[texts] = codes
         self.ids.append(ids)
         self.masks.append(mask)
-        self.texts.append(tuple(names.setdefault(text, len(names)) for names, text in zip(self.names, texts)))
-        self.lines.append(source_line)
-        self.recorded.append(num_recorded)
+        self.texts.append(codes)
+        self.numbers.append(numbers)
         self.num_rows += 1
         self.num_tokens += len(ids)
         if len(self.ids) == BATCH_SAMPLES or self.num_tokens >= BATCH_TOKENS:
@@ -177,15 +181,16 @@ class TokensFile:
         lengths = np.array([len(ids) for ids in self.ids], dtype=np.int32)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         codes = np.array(self.texts, dtype=np.int32)  # [samples, 4]
+        lines, recorded, contents, crcs = zip(*self.numbers)
         columns = [
             pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.ids))),
             pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self.masks))),
             *(pa.DictionaryArray.from_arrays(codes[:, i], pa.array(list(names))) for i, names in enumerate(self.names)),
-            pa.array(np.array(self.lines, dtype=np.int64)),
+            pa.array(np.array(lines, dtype=np.int64)),
             pa.array(lengths),
-            pa.array(np.array(self.recorded, dtype=np.int32)),
-            pa.array(np.array([content(i, m) for i, m in zip(self.ids, self.masks)], dtype=np.uint64)),
-            pa.array(np.array([tokens_crc(i, m) for i, m in zip(self.ids, self.masks)], dtype=np.uint32)),
+            pa.array(np.array(recorded, dtype=np.int32)),
+            pa.array(np.array(contents, dtype=np.uint64)),
+            pa.array(np.array(crcs, dtype=np.uint32)),
         ]
         if self.num_tokens > 8 * (len(self.ids) + 1):  # then no other buffer is as long as these two
             self.sink.awaited = [4 * self.num_tokens, self.num_tokens]

@@ -152,6 +152,8 @@ def test_the_loader_side_is_free_of_torch(module: str) -> None:
         "train/config.py",
         "train/evaluate/config.py",
         "train/export/config.py",
+        "train/sweep/config.py",
+        "train/serve_check/config.py",
     ],
 )
 def test_the_front_door_is_light(module: str) -> None:

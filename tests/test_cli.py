@@ -53,7 +53,7 @@ def test_a_command_shows_at_most_a_dozen_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_that_help_does_not_show_is_documented(name: str) -> None:
-    page = (ROOT / "docs" / "extraction.md").read_text()
+    page = "\n".join((ROOT / "docs" / name).read_text() for name in ("extraction.md", "training.md"))
     hidden = [p for p in COMMANDS[name][0]().params if isinstance(p, click.Option) and p.hidden]
     assert all(any(f"`{own}" in page for own in (*option.opts, *option.secondary_opts)) for option in hidden)
 

@@ -62,7 +62,7 @@ def run_demo(out: Path, *options: str) -> tuple[list[str], int, float]:
     return text.strip().splitlines(), peak[0], time.monotonic() - started
 
 
-@pytest.mark.parametrize("target", ["tiny", "tiny-hybrid"])
+@pytest.mark.parametrize("target", ["tiny", pytest.param("tiny-hybrid", marks=pytest.mark.slow)])
 def test_the_short_demo_runs_every_command_and_is_lossless(tmp_path: Path, target: str) -> None:
     options = ("--prompts", "128", "--exam", "6", "--steps", "12")
     lines, _, _ = run_demo(tmp_path / "demo", "--target", target, *options)

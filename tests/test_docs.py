@@ -23,6 +23,8 @@ from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.evaluate.config import EvaluateConfig
 from dflash_offline.train.export.config import ExportConfig
 from dflash_offline.train.metrics import DEFINITIONS
+from dflash_offline.train.serve_check.config import ServeCheckConfig
+from dflash_offline.train.sweep.config import SweepConfig
 
 ROOT = Path(__file__).parents[1]
 CONFIGS: dict[str, type] = {
@@ -33,6 +35,8 @@ CONFIGS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "export": ExportConfig,
     "recode": RecodeConfig,
+    "sweep": SweepConfig,
+    "serve-check": ServeCheckConfig,
     "demo": DemoConfig,
 }
 PLACEHOLDERS = {"a.b=c", "section.field=value"}  # the form of `--set`, not a field
@@ -40,7 +44,7 @@ BENCHMARKS_PAGE = ROOT / "docs" / "benchmarks.md"
 BENCHMARKS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CODE = re.compile(r"```.*?\n(.*?)```|`([^`\n]+)`", re.DOTALL)
-COMMAND = re.compile(r"^(?:\$ )?(?:dflash|dflash-offline) ([a-z]+)\b(.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^(?:\$ )?(?:dflash|dflash-offline) ([a-z]+(?:-[a-z]+)*)\b(.*)$", re.MULTILINE)
 
 
 def commands_in(page: Path) -> list[tuple[str, str]]:

@@ -68,6 +68,8 @@ def test_the_wheel_holds_the_code_and_the_tiny_target(wheel: zipfile.ZipFile) ->
     for tiny in ("tiny-qwen3", "tiny-qwen3.5"):
         for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
             assert f"dflash_offline/extract/targets/{tiny}/{name}" in names
+    assert "dflash_offline/train/evaluate/prompts-standard.jsonl" in names
+    assert {f"dflash_offline/train/report/page.{kind}" for kind in ("css", "js")} <= names
     assert not any(name.startswith(("dflash_offline/tests", "dflash_offline/docs", "tests/")) for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -23,7 +23,11 @@ class DrafterConfig:
         flag="--mask-token",
     )
     init: str | None = setting(
-        None, "folder of a drafter in z-lab's format to start from; what is not set follows it; default: random weights"
+        None,
+        "folder of a drafter to start from, in z-lab's format or that of speculators; what is not set follows it; "
+        "default: random weights",
+        flag="--warm-start",
+        is_shown=False,
     )
     taps: tuple[int, ...] | None = setting(None, "subset of the store's taps to train on; default: all")
     window: int | None = setting(None, "window of the sliding layers, tokens; default: none, full context")
@@ -200,6 +204,9 @@ class TrainConfig:
     )
     epochs: float = setting(6.0, "passes over the store", flag="--epochs")
     steps: int | None = setting(None, "optimizer updates; overrides --epochs", flag="--steps")
+    stop_at: int | None = setting(
+        None, "step to stop at for now, after an exam and a checkpoint; the schedule stays that of all steps"
+    )
     seed: int = setting(0, "seed of the weights, the row order and the anchors", flag="--seed")
     partial: bool = setting(False, "train on what a running extraction has committed so far", flag="--partial")
     noise: float = setting(
@@ -237,6 +244,7 @@ class TrainConfig:
         named_devices("cpu" if self.devices == "auto" else self.devices)  # raises for text that names none
         require(0 < self.epochs <= 1e6, "epochs", self.epochs, "more than 0, at most a million")
         require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
+        require(self.stop_at is None or self.stop_at >= 0, "stop_at", self.stop_at, "0 or more updates")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit number")
         for name in ("eval_every", "checkpoint_every"):
             value = getattr(self, name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,6 +33,15 @@ def pick_device(name: str) -> torch.device:
 def card_bytes(device: torch.device) -> int | None:
     """All memory of a CUDA device, used or not; None for a CPU."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself: the card, or the model of the processor where Linux tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"CPU, {models[0]}" if models else "CPU"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from .attention import KeysValues, Visible, attend, visible_keys
+from .context_rows import ContextRows
 from .kernel_options import Options, options_on
 from .kinds import AttentionKind
 from .spec import DrafterSpec
@@ -167,6 +168,10 @@ class Drafter(nn.Module):
         """An empty context for one sequence."""
         return ContextCache(self.spec, self.fc.weight.device, self.fc.weight.dtype)
 
+    def new_rows(self) -> ContextRows:
+        """Contexts for several sequences, none yet."""
+        return ContextRows(self.spec, self.fc.weight.device, self.fc.weight.dtype)
+
     @torch.no_grad()
     def extend(self, cache: "ContextCache", taps: Tensor, positions: Tensor) -> None:
         """Appends the context of taps [m, Lt*H] at positions [m]; they depend on nothing before them."""
@@ -186,6 +191,30 @@ class Drafter(nn.Module):
         for i, (layer, kind) in enumerate(zip(self.layers, self.layer_kinds)):
             x = layer(x, rotation, cache.context(i), masks[kind])
         return self.norm(x)
+
+    @torch.no_grad()
+    def extend_rows(self, rows: ContextRows, numbers: Sequence[int], taps: Sequence[Tensor]) -> None:
+        """Appends to each of these rows the context of its taps [m_i, Lt*H], at the positions behind its last one."""
+        parts = torch.cat(list(taps)).to(self.fc.weight.dtype)  # [M, Lt*H]
+        begins = [rows.lengths[number] for number in numbers]
+        ranges = [torch.arange(begin, begin + len(part)) for begin, part in zip(begins, taps)]
+        context = self.hidden_norm(self.fc(parts))  # [M, H]
+        rotation = self.rotation(torch.cat(ranges).to(parts.device))
+        layers = [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
+        rows.append(numbers, [len(part) for part in taps], layers)
+
+    @torch.no_grad()
+    def propose_rows(self, rows: ContextRows, numbers: Sequence[int], block_embeds: Tensor) -> Tensor:
+        """Output of one block [n, B, H] right behind each of these n rows, after the final norm; leaves the rows as
+        they were."""
+        count, size, width = block_embeds.shape
+        starts = torch.tensor([rows.lengths[number] for number in numbers], device=block_embeds.device)
+        rotation = self.rotation((starts[:, None] + torch.arange(size, device=starts.device)).flatten())
+        visible = rows.visible(numbers, size)
+        x = block_embeds.reshape(count * size, width).to(self.fc.weight.dtype)  # [n*B, H]
+        for i, (layer, kind) in enumerate(zip(self.layers, self.layer_kinds)):
+            x = layer(x, rotation, rows.context(i), visible[kind])
+        return self.norm(x).view(count, size, width)
 
 
 def run_layer(

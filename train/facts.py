@@ -27,6 +27,7 @@ HARMLESS = (
     "out",
     "devices",  # the run keeps its number format, its row size and the rows of its steps
     "partial",  # the run keeps its snapshot of segments
+    "stop_at",
     "eval_every",
     "checkpoint_every",
     "keep",

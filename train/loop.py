@@ -89,6 +89,7 @@ class Trainer:
         self.batch = RowBatch(facts.spec, facts.shape, device, dtype, has_last=self.config.loss.needs_last)
         self.num_own_rows = num_rows_of_rank(facts.rows_per_step, self.ranks.number, self.ranks.count)
         self.running_losses = torch.zeros(self.num_own_rows, dtype=torch.float64, device=device)
+        self.last_step = min(facts.steps, facts.steps if self.config.stop_at is None else self.config.stop_at)
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
         self.state = LoopState(step=0, epoch=0, row=0)
@@ -116,7 +117,7 @@ class Trainer:
             self.rows = Staged(self.loader, self.device, noise=noise)
             if self.examine_if_due() and is_resumed:  # the run was told to end before this exam
                 self.save()
-            while self.state.step < self.facts.steps and not self.is_ending:
+            while self.state.step < self.last_step and not self.is_ending:
                 self.update()
                 self.examine_if_due()
                 if self.is_due(self.checkpoint_every) or self.state.best_step == self.state.step:
@@ -126,6 +127,8 @@ class Trainer:
             self.writer.wait()
         if self.is_ending:
             self.tell("stopped", step=self.state.step)
+        elif self.state.step < self.facts.steps:
+            self.tell("paused", step=self.state.step, steps=self.facts.steps)
         elif self.ranks.is_first:
             self.finish()
 
@@ -156,8 +159,8 @@ class Trainer:
             yield file
 
     def is_due(self, every: int) -> bool:
-        """Every so many updates, and after the last one."""
-        return self.state.step % every == 0 or self.state.step == self.facts.steps
+        """Every so many updates, and after the last one of this start."""
+        return self.state.step % every == 0 or self.state.step == self.last_step
 
     def resume(self) -> bool:
         """Goes back to the newest checkpoint that rank 0 sees; False where there is none."""
@@ -201,7 +204,7 @@ class Trainer:
             seed=facts.seed,
             shuffle_segments=facts.shuffle_segments,
             start=Place(self.state.epoch, self.state.row),
-            num_rows=(facts.steps - self.state.step) * facts.rows_per_step,
+            num_rows=max(0, self.last_step - self.state.step) * facts.rows_per_step,
             rows_per_step=facts.rows_per_step,
             rank=self.ranks.number,
             num_ranks=self.ranks.count,

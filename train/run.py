@@ -120,7 +120,7 @@ def resolve_spec(
     if old is not None and old.init is not None and old.init["path"] == path:
         start, spec = WarmStart(**old.init), old.spec
     else:
-        start, spec = read_start(drafter.init)
+        start, spec = read_start(drafter.init, target)
     return continued_spec(drafter, spec, target, tap_layers), start
 
 

@@ -15,7 +15,8 @@ from ..threads import cpu_threads
 from ..watch import Channel
 from . import checkpoint
 from .config import TrainConfig
-from .device import card_bytes, pick_device
+from .device import card_bytes, device_name, pick_device
+from .environment import plan_facts, write_environment
 from .guards import out_of_memory
 from .loop import Trainer
 from .memory_choice import memory_table
@@ -43,6 +44,8 @@ def run_trainer(channel: Channel, config: TrainConfig, rank: Rank | None = None)
     with ExitStack() as held:
         is_finished = take_folder(run, held) if ranks.is_first else False
         if not ranks.gather(is_finished, "rank 0 to take the folder of the run")[0]:
+            if ranks.is_first:
+                note_environment(run, device, ranks.count)
             train_run(run, device, ranks)
         elif ranks.is_first:
             channel.tell(("finished", {}))
@@ -67,6 +70,17 @@ def take_folder(run: Run, held: ExitStack) -> bool:
     checkpoint.remove_temporaries(run.run_dir)
     write_run(run)
     return False
+
+
+def note_environment(run: Run, device: torch.device, num_ranks: int) -> None:
+    """Says in RUN on what it runs from here on."""
+    write_environment(
+        run.run_dir,
+        device=device_name(device),
+        num_ranks=num_ranks,
+        threads=torch.get_num_threads(),
+        memory_plan=plan_facts(run.choice),
+    )
 
 
 def train_run(run: Run, device: torch.device, ranks: Ranks) -> None:

@@ -1,11 +1,10 @@
-"""A run that starts from the weights of another drafter, a folder in z-lab's format.
+"""A run that starts from the weights of another drafter: a folder in z-lab's format or that of speculators.
 
 What fits together is settled here before a run exists; the weights are read once, at its step 0. Knows
 folders, configs and facts; no store and no training loop.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from .. import UserError
 from .config import DrafterConfig
-from .export.zlab import TENSORS_NAME, read_zlab, read_zlab_spec
+from .export.folders import DrafterFolder, read_drafter_folder, read_folder
+from .export.tensors import tensors_sha256
 from .kinds import named_layers
 from .spec import DrafterSpec, choose_layout, choose_mask_token
 
@@ -31,29 +31,32 @@ class WarmStart:
     sha256: str
 
 
-def read_start(folder: str) -> tuple[WarmStart, DrafterSpec]:
-    """The folder's identity and its drafter. Raises UserError as `read_zlab`."""
+def read_start(folder: str, target: Mapping[str, Any]) -> tuple[WarmStart, DrafterSpec]:
+    """The folder's identity and its drafter. Raises UserError as `read_folder`, and for another target."""
     path = Path(folder).absolute()
-    spec = read_zlab_spec(path)
-    return WarmStart(folder=folder, path=str(path), sha256=file_sha256(path / TENSORS_NAME)), spec
+    found = read_folder(path)
+    return WarmStart(folder=folder, path=str(path), sha256=tensors_sha256(path)), completed(found, target)
+
+
+def completed(folder: DrafterFolder, target: Mapping[str, Any]) -> DrafterSpec:
+    """The folder's spec; where it does not say how many layers its target has, the store's target does."""
+    if "num_layers" in folder.target:
+        return folder.spec
+    return dataclasses.replace(folder.spec, num_target_layers=target["num_layers"])
 
 
 def load_start(start: WarmStart) -> dict[str, Tensor]:
     """The folder's weights, fp32. Raises UserError where it is gone or no longer what the run was started from."""
-    _, tensors = read_zlab(Path(start.path))
-    found = file_sha256(Path(start.path) / TENSORS_NAME)
+    path = Path(start.path)
+    _, tensors = read_drafter_folder(path)
+    found = tensors_sha256(path)
     if found != start.sha256:
         raise UserError(
-            f"the {TENSORS_NAME} of {start.path!r} has sha256 {found[:12]}, the run was started on {start.sha256[:12]}",
+            f"the tensors of {start.path!r} have sha256 {found[:12]}, the run was started on {start.sha256[:12]}",
             "the weights that the run was started from, since it has no checkpoint yet",
             "bring them back, or train into another --out",
         )
     return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def continued_spec(

@@ -26,7 +26,8 @@ LEAVE_S = 60.0  # for the checkpoint after SIGTERM
 def train(config: TrainConfig) -> TrainReport | None:
     """Trains the run that `config` names: a new one, or the rest of one that was stopped.
 
-    The same command on a finished run changes nothing. None where another command, that of rank 0, has the report.
+    The same command on a finished run changes nothing. None where another command, that of rank 0, has the report, and
+    where the run stands at `stop_at`.
     Raises UserError for what a user can mend, ChildDied where a process was killed, PeerLost where one of another
     command is gone, Stalled where nothing moved for `stall_s` seconds, SystemExit(143) after SIGTERM to a trainer.
     """
@@ -37,7 +38,7 @@ def train(config: TrainConfig) -> TrainReport | None:
         run_all(jobs, stall_s=config.stall_s, on_message=progress.hear, leave_s=LEAVE_S)
     if progress.is_stopped:
         raise SystemExit(128 + signal.SIGTERM)
-    if ranks[0].number:
+    if ranks[0].number or progress.is_paused:
         return None
     return read_report(Path(config.out), progress.start, progress.start_step)
 
@@ -70,7 +71,7 @@ class Progress:
 
     def __init__(self, status: StatusLine, sinks: Sinks) -> None:
         self.status, self.sinks = status, sinks
-        self.start, self.start_step, self.is_stopped = "new", 0, False
+        self.start, self.start_step, self.is_stopped, self.is_paused = "new", 0, False, False
         self.port: int | None = None  # where rank 0 waits for the others
         self.bar: Any = None
 
@@ -95,6 +96,10 @@ class Progress:
         elif kind == "stopped":
             self.is_stopped = True
             say(f"ended at step {numbers['step']}, with a checkpoint; the same command goes on")
+        elif kind == "paused":
+            self.is_paused = True
+            say("at step {step} of {steps}, where stop_at ends it, with an exam and a checkpoint".format(**numbers))
+            say("next: the same command without stop_at, or with a later one")
         elif kind == "spike":
             say(
                 "loss spike: step {step} has {loss:.4f}, above {limit:.4f}, the mean of the 100 steps before plus 6 "

@@ -6,15 +6,19 @@ and a norm, an embedding, a head; what differs stands in an adapter). Knows noth
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ... import UserError
 from .adapter import adapter_of
 from .base import TargetFacts, check_taps
+from .batch_session import BatchSession, require_right_batch, single_reason
+from .compiled import CompiledLayers
 from .facts import (
     config_of,
     facts_of,
@@ -91,6 +95,7 @@ class HfTarget:
         self.norm = getattr(self.decoder, self.adapter.norm)
         self.kernels = kernels_of(self.decoder) if facts.is_recurrent else ()
         self.has_right_cache = not facts.is_recurrent  # else looked at before the first decoding
+        self.has_right_batch = False  # looked at before the first batch
         if self.device.type == "cpu" and any(kernel.is_fast for kernel in self.kernels):
             raise UserError(
                 f"target {facts.name!r} on a CPU, in a process that loaded {', '.join(distributions(self.kernels))}",
@@ -119,30 +124,47 @@ class HfTarget:
 
     @torch.no_grad()
     def record(
-        self, ids: torch.Tensor, lengths: torch.Tensor, tap_layers: Sequence[int], *, last: bool = False
+        self,
+        ids: torch.Tensor,
+        lengths: torch.Tensor,
+        tap_layers: Sequence[int],
+        *,
+        last: bool = False,
+        shape: tuple[int, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Taps [Lt, N, S, H] and, when asked, the last state [N, S, H] before the final norm.
 
         `ids` [N, S] long is padded on the right, `lengths` [N] counts the real tokens; what the
         result holds from position lengths[i] on is undefined. No attention mask is needed: a
         causal layer at a real position sees no padding, and neither does a recurrent one, which
-        reads from left to right. Layers after the deepest tap and the head run only with `last`.
+        reads from left to right. Layers after the deepest tap and the head run only with `last`. With
+        `shape` (rows, edge) the batch is padded up to it and run through compiled layers. Nothing waits for the device.
         """
         check_taps(tap_layers, self.facts.num_layers)
         assert lengths.shape == ids.shape[:1], f"{len(lengths)} lengths for {len(ids)} samples"
         assert 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1], f"lengths {lengths.tolist()}"
-        ids = ids.to(self.device)
-        shape = (*ids.shape, self.facts.hidden_size)
-        taps = torch.zeros((len(tap_layers), *shape), dtype=self.dtype, device=self.device)  # [Lt, N, S, H]
-        final = torch.zeros(shape, dtype=self.dtype, device=self.device) if last else None  # [N, S, H]
+        num_samples, longest = ids.shape
+        ids = ids.to(self.device, non_blocking=True)
+        if shape is not None:
+            ids = F.pad(ids, (0, shape[1] - longest, 0, shape[0] - num_samples))
+        size = (*ids.shape, self.facts.hidden_size)
+        taps = torch.zeros((len(tap_layers), *size), dtype=self.dtype, device=self.device)  # [Lt, N, S, H]
+        final = torch.zeros(size, dtype=self.dtype, device=self.device) if last else None  # [N, S, H]
         places = {layer: taps[index] for index, layer in enumerate(tap_layers)}
         depth = max(tap_layers) + 1
         if final is not None:
             depth = self.facts.num_layers
             places[depth - 1] = final
-        with copied_outputs(self.decoder, self.adapter, places), first_layers(self.decoder, depth):
+        layers = nullcontext() if shape is None else self.compiled.used(shape)
+        with copied_outputs(self.decoder, self.adapter, places), first_layers(self.decoder, depth), layers:
             self.decoder(input_ids=ids, use_cache=False)
-        return taps, final
+        taps = taps[:, :num_samples, :longest]
+        return taps, None if final is None else final[:num_samples, :longest]
+
+    @cached_property
+    def compiled(self) -> CompiledLayers:
+        """The layers as `record` runs them with a shape."""
+        return CompiledLayers(self.decoder)
 
     @torch.no_grad()
     def frozen(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -192,6 +214,23 @@ class HfTarget:
             require_right_cache(self)
             self.has_right_cache = True
         return Session(self, tuple(tap_layers))
+
+    @property
+    def single_reason(self) -> str | None:
+        """Why texts can be decoded one at a time only, see `batch_session.single_reason`; None where a batch can be."""
+        return single_reason(self)
+
+    def open_batch(self, tap_layers: Sequence[int]) -> BatchSession:
+        """A decoding session of several texts, for a target without a `single_reason`.
+
+        Raises UserError where a batch does not compute what `open` does: compared before the first one.
+        """
+        check_taps(tap_layers, self.facts.num_layers)
+        assert self.single_reason is None, f"{self.facts.name!r}: {self.single_reason}"
+        if not self.has_right_batch:
+            require_right_batch(self)
+            self.has_right_batch = True
+        return BatchSession(self, tuple(tap_layers))
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:

@@ -22,7 +22,6 @@ from ... import UserError
 if TYPE_CHECKING:
     from .hf import HfTarget
 
-WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
 CACHE_TOLERANCE = {"float32": 1e-2, "bfloat16": 0.1}  # median over positions; fast kernels use TF32 in float32
 
 
@@ -38,6 +37,11 @@ class Session:
     def length(self) -> int:
         """Tokens in the cache."""
         return len(self._tokens)
+
+    @property
+    def cache(self) -> Any:
+        """The text's cache, of transformers."""
+        return self._cache
 
     @torch.no_grad()
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,11 +167,12 @@ def catcher(caught: dict[int, torch.Tensor], layer: int) -> Any:
 def new_cache(target: "HfTarget") -> Any:
     """An empty cache. Sliding layers keep everything, as a window cannot be rolled back."""
     from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
 
-    config = target.model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    keeps_all = not target.facts.is_recurrent and not kinds.isdisjoint(WINDOWED_LAYERS)
-    return DynamicCache() if keeps_all else DynamicCache(config=config)
+    cache = DynamicCache(config=target.model.config.get_text_config(decoder=True))
+    if not target.facts.is_recurrent:
+        cache.layers = [DynamicLayer() if getattr(one, "is_sliding", False) else one for one in cache.layers]
+    return cache
 
 
 def run(model: Any, ids: torch.Tensor, cache: Any, **options: Any) -> Any:

@@ -19,12 +19,12 @@ import torch
 from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.launch import Dealer
 from dflash_offline.extract.plan import make_plan
+from dflash_offline.extract.recorder import Recorder
 from dflash_offline.extract.shares import own_groups
 from dflash_offline.extract.survey import Survey
 from dflash_offline.extract.targets.base import default_taps
 from dflash_offline.extract.targets.hf import HfTarget, load_target
-from dflash_offline.extract.worker import Recorder
-from dflash_offline.extract.writing import Entry, SegmentFiller, WriterProcess
+from dflash_offline.extract.writing import Entry, Room, SegmentFiller, WriterProcess
 from dflash_offline.store.create import create_store
 from dflash_offline.store.manifest import Manifest
 from dflash_offline.store.samples import SampleTable, SampleWriter
@@ -36,17 +36,22 @@ TINY = Path(__file__).parents[2] / "extract" / "targets" / "tiny-qwen3"
 
 
 class Nowhere:
-    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        if rows.is_cuda:
-            torch.cuda.synchronize()
+    """Takes the states off the device and drops them."""
+
+    def room(self, shape: tuple[int, ...]) -> Room:
+        return Room(torch.empty(shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
+
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None: ...
 
 
-class Inline:
+class Inline(Nowhere):
+    """Writes in the worker itself."""
+
     def __init__(self, filler: SegmentFiller) -> None:
         self.filler = filler
 
-    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        self.filler.write(rows.cpu().numpy(), entries)
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
+        self.filler.write(room.rows.numpy(), entries)
 
 
 def make_target(folder: Path, layers: int, hidden: int, device: str) -> None:
@@ -119,7 +124,7 @@ def measure(how: str, config: ExtractConfig, target: HfTarget, samples: SampleTa
         writer = nullcontext(Inline(SegmentFiller(found.store_dir, found.manifest, channel.tell)))
     elif how == "by its writer":
         slot_bytes = recorder.largest_batch_bytes()
-        writer = WriterProcess(channel, found.store_dir, slot_bytes=slot_bytes, stall_s=600.0)
+        writer = WriterProcess(channel, found.store_dir, slot_bytes=slot_bytes, device=device, stall_s=600.0)
     recorder.record(dealer.groups[0], Nowhere())  # warm-up, and the check before the first segment
     with writer as entered:
         started = time.perf_counter()

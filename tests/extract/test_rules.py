@@ -56,8 +56,8 @@ LONG = sample((5, 5), (5, 5), (5, 5))
 )
 def test_a_long_sample_is_cut_where_the_rule_says(long: str, longest: int, kept: int) -> None:
     found = cut(LONG, LengthRules(longest, long, 2))
-    assert found.ids.tolist() == LONG.ids[:kept]
-    assert found.mask.tolist() == LONG.mask[:kept]
+    assert found.made.ids.tolist() == LONG.ids[:kept]
+    assert found.made.mask.tolist() == LONG.mask[:kept]
     assert found.is_cut == (kept < 30)
 
 
@@ -90,9 +90,9 @@ def test_the_turn_rule_keeps_whole_answers_and_as_many_as_fit(turns: list[tuple[
         kept = cut(whole, LengthRules(longest, "turn", 1))
     except LeftOut:
         return
-    assert len(kept.ids) <= longest
-    assert len(kept.ids) in (*whole.ends, len(whole.ids))
-    assert all(end <= len(kept.ids) or end > longest for end in whole.ends)
+    assert len(kept.made.ids) <= longest
+    assert len(kept.made.ids) in (*whole.ends, len(whole.ids))
+    assert all(end <= len(kept.made.ids) or end > longest for end in whole.ends)
 
 
 def test_the_turn_rule_ends_token_ids_where_a_run_of_the_mask_ends() -> None:
@@ -105,7 +105,7 @@ def test_the_turn_rule_ends_token_ids_where_a_run_of_the_mask_ends() -> None:
             with pytest.raises(LeftOut, match="the first answer ends at token 10"):
                 cut(uncut, rules)
             continue
-        assert cut(uncut, rules).ids.tolist() == cut(LONG, rules).ids.tolist()
+        assert cut(uncut, rules).made.ids.tolist() == cut(LONG, rules).made.ids.tolist()
     assert Uncut([1, 2, 3, 4], [True, True, False, False]).ends == [2]
     assert Uncut([1, 2, 3, 4], [False, True, False, True]).ends == [2, 4]
     assert Uncut([1, 2], [False, False]).ends == []

@@ -1,11 +1,15 @@
-"""Runs inside an environment with speculators 0.9.0: the loss and the gradients of its drafter on rows of ours.
+"""Runs inside an environment with speculators 0.9.0: the loss and the gradients of its drafter on rows of ours, and
+what it makes of our exports.
 
 Usage: python speculators_side.py FOLDER
 FOLDER holds `cases.json`: name -> config (of the drafter), layers (of its Qwen3Config), and call (arguments of its
 forward, `loss` among them by name); and for each name `NAME.safetensors`: the drafter's weights under its own names,
 `embedding` and `head` [V, H], `norm` [H] (of the target), and the row: taps [T, Lt*H], last [T, H], ids, loss_mask,
 document_ids, position_ids [T], anchors, keep [A].
-Written there: `NAME.gradients.safetensors`, one for each trained weight, and `result.json`.
+`exports.json` names folders in FOLDER that it loads by `from_pretrained`, with the target that they name; for each
+`NAME.row.safetensors` holds taps [T, Lt*H], ids [T] and anchors [A].
+Written there: `NAME.gradients.safetensors`, one for each trained weight, and `result.json`; for an export
+`NAME.outputs.safetensors` (hidden, logits of all blocks) and the folder `NAME-again`, saved by their class.
 
 Its drafter draws its anchors in its forward; here that one function is replaced by one that gives ours. Packages that
 it imports and that its drafter never calls are empty modules.
@@ -49,7 +53,34 @@ def main(folder_path: str) -> None:
     folder = Path(folder_path)
     cases = json.loads((folder / "cases.json").read_text())
     result = {name: run(folder, name, **case) for name, case in cases.items()}
+    result["exports"] = {name: run_export(folder, name) for name in json.loads((folder / "exports.json").read_text())}
     (folder / "result.json").write_text(json.dumps(result))
+
+
+@torch.no_grad()
+def run_export(folder: Path, name: str) -> Any:
+    """Loads an export of ours as its users do, and runs its blocks; what its loader missed or did not know."""
+    package, core = import_speculators()
+    _, info = package.DFlashDraftModel.from_pretrained(folder / name, output_loading_info=True)
+    config = package.DFlashSpeculatorConfig.from_pretrained(folder / name)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = package.DFlashDraftModel.from_pretrained(folder / name, config=config).eval()
+    row = load_file(folder / f"{name}.row.safetensors")
+    tokens, anchors = len(row["ids"]), row["anchors"]
+    drawn, core.select_anchors = core.select_anchors, lambda *_: (anchors, torch.ones(len(anchors), dtype=torch.bool))
+    hidden, logits, *_ = model._backbone_forward(
+        hidden_states=row["taps"][None],
+        input_ids=row["ids"][None],
+        loss_mask=torch.ones(1, tokens, dtype=torch.long),
+        verifier_last_hidden_states=torch.zeros(1, tokens, config.transformer_layer_config.hidden_size),
+        document_ids=torch.zeros(1, tokens, dtype=torch.long),
+        max_anchors=len(anchors),
+    )
+    core.select_anchors = drawn
+    outputs = {"hidden": hidden[0].contiguous(), "logits": logits[0].contiguous()}
+    save_file(outputs, folder / f"{name}.outputs.safetensors")
+    model.save_pretrained(folder / f"{name}-again")
+    return {kind: sorted(map(str, info[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
 
 
 def run(folder: Path, name: str, config: dict[str, Any], layers: dict[str, Any], call: dict[str, Any]) -> Any:

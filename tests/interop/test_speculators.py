@@ -1,4 +1,5 @@
-"""speculators 0.9.0, in an environment of its own, computes our loss and our gradients from the same row.
+"""speculators 0.9.0, in an environment of its own, computes our loss and our gradients from the same row, and loads
+our exports, with the target that they name, to the same outputs of every block.
 
 The same weights, row, target and anchors, float32 on a CPU. Chosen so that both mean the same: `sample_from_anchor` off
 (slot k predicts its own position a+k), one answer a sample behind a prompt of at least a block, anchors that both take.
@@ -28,6 +29,9 @@ from dflash_offline.store.samples import eligible_anchors
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.config import LossConfig
 from dflash_offline.train.drafter import Drafter
+from dflash_offline.train.export.config import ExportConfig
+from dflash_offline.train.export.export import export, write_zlab
+from dflash_offline.train.export.folders import read_drafter_folder
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.train.slot_weights import default_gamma
@@ -36,6 +40,7 @@ from dflash_offline.train.step import TrainStep
 from environments import make_environment
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.slow
 PACKAGES = ["torch==2.13.0", "transformers==5.17.0", "pydantic>=2", "pydantic-settings>=2", "loguru<=0.7.3", "numpy"]
@@ -219,8 +224,93 @@ def row_tensors(row: RowArrays) -> dict[str, Tensor]:
     }
 
 
+# What the layers of our exports see.
+EXPORTED = {
+    "export-full": (FULL, FULL),
+    "export-causal": (CAUSAL, CAUSAL),
+    "export-sliding": (SLIDING, SLIDING),
+    "export-mixed": (SLIDING, FULL),
+    "export-mixed-late": (FULL, SLIDING),
+}
+EXPORT_ANCHORS = (3, 17, 40, 63, 90)
+
+
 @pytest.fixture(scope="module")
-def exchange(python: Path, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 with a head of its own, which an export names."""
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=40,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    folder = tmp_path_factory.mktemp("target")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def write_export(folder: Path, name: str, attention: tuple[AttentionKind, ...], target_folder: Path) -> None:
+    """An export in the speculators format, by way of a folder in z-lab's, and the row to run it on."""
+    drafter = drafter_of(Case(attention=attention).spec)
+    facts = {"name": str(target_folder), "architecture": "Qwen3ForCausalLM", "num_layers": 6, "eos_ids": [1]}
+    facts |= {"hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+    write_zlab(folder / f"{name}-zlab", drafter.spec, drafter.state_dict(), facts, "card")
+    wanted = ExportConfig(out=str(folder / name), format="speculators", target=str(target_folder))
+    export(folder / f"{name}-zlab", wanted, read_target=lambda _: facts)
+    rng = torch.Generator().manual_seed(2)
+    row = {
+        "taps": torch.randn(100, NUM_TAPS * HIDDEN, generator=rng),
+        "ids": torch.randint(0, MASK, (100,), generator=rng),
+        "anchors": torch.tensor(EXPORT_ANCHORS),
+    }
+    save_file(row, folder / f"{name}.row.safetensors")
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_loads_and_computes_the_same_blocks(name: str, exchange: Path, target_folder: Path) -> None:
+    info = json.loads((exchange / "result.json").read_text())["exports"][name]
+    assert info == {"missing": [], "unexpected": [], "mismatched": []}
+    theirs, row = load_file(exchange / f"{name}.outputs.safetensors"), load_file(exchange / f"{name}.row.safetensors")
+    folder, tensors = read_drafter_folder(exchange / name)
+    drafter, frozen = Drafter(folder.spec), load_file(target_folder / "model.safetensors")
+    drafter.load_state_dict(tensors)
+    embedding, head = frozen["model.embed_tokens.weight"], frozen["lm_head.weight"]
+    block_size = folder.spec.block_size
+    for number, anchor in enumerate(EXPORT_ANCHORS):
+        cache = drafter.new_cache()
+        drafter.extend(cache, row["taps"][:anchor], torch.arange(anchor))
+        ids = torch.tensor([int(row["ids"][anchor]), *[MASK] * (block_size - 1)])
+        ours = drafter.propose(cache, embedding[ids], anchor + torch.arange(block_size))  # [B, H]
+        block = slice(number * block_size, (number + 1) * block_size)
+        assert (ours - theirs["hidden"][block]).abs().max() < 1e-5
+        assert (ours @ head.T - theirs["logits"][block]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_saved_by_their_class_is_read_back_unchanged(name: str, exchange: Path) -> None:
+    (ours, tensors), (theirs, again) = (read_drafter_folder(exchange / n) for n in (name, f"{name}-again"))
+    assert theirs.spec == ours.spec
+    assert theirs.target == ours.target
+    assert set(again) == set(tensors)
+    assert all(torch.equal(again[key], tensor) for key, tensor in tensors.items())
+
+
+def test_what_the_slots_of_an_export_see_matters_here(exchange: Path) -> None:
+    outputs = [
+        load_file(exchange / f"{name}.outputs.safetensors")["hidden"] for name in ("export-causal", "export-full")
+    ]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-2
+
+
+@pytest.fixture(scope="module")
+def exchange(python: Path, target: Target, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that both sides have written to, see speculators_side.py."""
     folder = tmp_path_factory.mktemp("exchange")
     frozen = {field.name: getattr(target, field.name) for field in dataclasses.fields(target)}
@@ -228,6 +318,9 @@ def exchange(python: Path, target: Target, tmp_path_factory: pytest.TempPathFact
         tensors = drafter_of(case.spec).state_dict() | frozen | row_tensors(row_of(case, target))
         save_file({key: value.contiguous() for key, value in tensors.items()}, folder / f"{name}.safetensors")
     (folder / "cases.json").write_text(json.dumps({name: their_case(case) for name, case in CASES.items()}))
+    for name, attention in EXPORTED.items():
+        write_export(folder, name, attention, target_folder)
+    (folder / "exports.json").write_text(json.dumps(list(EXPORTED)))
     command = [python, Path(__file__).with_name("speculators_side.py"), folder]
     no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # where there is one, it compiles its forward
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=no_gpu)

@@ -12,9 +12,12 @@ import torch
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.train.config import DrafterConfig
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.evaluate.decode import DrafterProposer, decode
+from dflash_offline.train.evaluate.decode import decode
+from dflash_offline.train.evaluate.drafting import DrafterProposer
+from dflash_offline.train.evaluate.sampling import SPECULATIVE, Sampling
 from dflash_offline.train.export.export import write_zlab
-from dflash_offline.train.export.zlab import num_parameters, read_zlab
+from dflash_offline.train.export.folders import read_drafter_folder
+from dflash_offline.train.export.tensors import num_parameters
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.spec import DrafterSpec, make_spec
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -24,6 +27,9 @@ TAPS = (0, 2)
 VOCABULARY, EOS, MASK = 12, 1, 2
 WINDOW_TOKENS = 5
 MAX_NEW_TOKENS = 40
+SAMPLED = {"temperature": 1.0, "repeats": 25, "max_new_tokens": 13}
+FULL_CYCLES = 3  # of 13 tokens in blocks of 4, whatever is accepted: neither loop narrows these
+BOUND = 4.5  # standard deviations; by chance once in 300,000
 
 # A drafter that their class builds from these settings alone, and what we must read from what it saves.
 THEIR_CONFIG = {
@@ -154,6 +160,7 @@ def cases() -> dict[str, Any]:
         "prompts": prompts,
         "max_new_tokens": MAX_NEW_TOKENS,
         "stop_ids": [EOS],
+        "sampled": SAMPLED,
         "taps": taps,
         "block_ids": [5, MASK, MASK, MASK],
         "exports": list(EXPORTED),
@@ -232,8 +239,8 @@ def test_a_block_of_any_other_attention_has_the_same_output(
 
 def test_our_export_saved_by_their_class_is_read_back_unchanged(exchange: Path, drafter: Drafter) -> None:
     assert (exchange / "again" / "config.json").read_text() != (exchange / "export" / "config.json").read_text()
-    spec, tensors = read_zlab(exchange / "again")
-    assert spec == drafter.spec
+    folder, tensors = read_drafter_folder(exchange / "again")
+    assert folder.spec == drafter.spec
     ours = drafter.state_dict()
     assert set(tensors) == set(ours)
     for name, tensor in tensors.items():
@@ -244,7 +251,8 @@ def test_our_export_saved_by_their_class_is_read_back_unchanged(exchange: Path, 
 def test_a_drafter_that_their_class_built_and_saved_is_read(
     name: str, exchange: Path, theirs: dict[str, Any], cases: dict[str, Any]
 ) -> None:
-    spec, tensors = read_zlab(exchange / name)
+    folder, tensors = read_drafter_folder(exchange / name)
+    spec = folder.spec
     assert spec == DrafterSpec(**(THEIR_SPEC | BUILT[name][1]))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     drafter = Drafter(spec)
@@ -274,3 +282,50 @@ def test_acceptance_and_outputs_are_equal_prompt_by_prompt(
             known += length
     assert len(compared) > 100
     assert max(compared) > 2, "the drafts of this test must be accepted now and then, or it shows nothing"
+
+
+def test_sampled_answers_are_those_of_their_runtime_statistically(
+    theirs: dict[str, Any], drafter: Drafter, target: HfTarget, cases: dict[str, Any]
+) -> None:
+    """At temperature 1 both loops accept the same number of drafts on average, and answer with the same tokens."""
+    parts, _ = target.frozen()
+    sampling, ours = Sampling(temperature=SAMPLED["temperature"], seed=3), []
+    for number, prompt in enumerate(cases["prompts"]):
+        answers = []
+        for repeat in range(SAMPLED["repeats"]):
+            proposer = DrafterProposer(drafter, parts["embedding"], parts["head"], tap_dtype="float32")
+            chooser = sampling.chooser(number * SAMPLED["repeats"] + repeat, SPECULATIVE)
+            limits = {"max_new_tokens": SAMPLED["max_new_tokens"], "block_size": 4, "stop_ids": []}
+            decoded = decode(target.open(TAPS), proposer, prompt, chooser=chooser, **limits)
+            answers.append({"ids": decoded.tokens, "cycles": [cycle.produced for cycle in decoded.cycles]})
+        ours.append(answers)
+    theirs_sampled = theirs["sampled"]
+    lengths = [gained(answers) for answers in (ours, theirs_sampled)]
+    error = np.sqrt(sum(part.var(axis=1, ddof=1).sum() / part.shape[1] for part in lengths)) / len(cases["prompts"])
+    difference = lengths[0].mean() - lengths[1].mean()
+    assert abs(difference) < BOUND * error
+    assert BOUND * error < 0.25, "too few answers to see a rule that accepts too much"
+    for place in (1, 2, 3):  # behind the first token, which no draft touches
+        assert apart(place, ours, theirs_sampled) < BOUND
+    greedy_mean = np.mean([their["cycles"][:FULL_CYCLES] for their in theirs["decoded"] if len(their["cycles"]) > 3])
+    assert abs(lengths[0].mean() - greedy_mean) > 0.05, "sampling must matter here, or it shows nothing"
+
+
+def gained(answers: list[list[dict[str, list[int]]]]) -> np.ndarray:
+    """The mean tokens of the first cycles of each answer: [prompts, repeats]."""
+    return np.array([[np.mean(one["cycles"][:FULL_CYCLES]) for one in several] for several in answers])
+
+
+def apart(place: int, ours: list[list[dict[str, list[int]]]], theirs: list[list[dict[str, list[int]]]]) -> float:
+    """How many standard deviations the two-sample chi-square of the token at `place` lies above its mean.
+
+    Prompt by prompt, over the tokens that either side chose.
+    """
+    statistic = degrees = 0.0
+    for one, other in zip(ours, theirs):
+        counts = [np.bincount([answer["ids"][place] for answer in side], minlength=VOCABULARY) for side in (one, other)]
+        total = counts[0] + counts[1]
+        seen = total > 0
+        statistic += float(((counts[0] - counts[1])[seen] ** 2 / total[seen]).sum())  # equal numbers on both sides
+        degrees += int(seen.sum()) - 1
+    return (statistic - degrees) / float(np.sqrt(2 * degrees))

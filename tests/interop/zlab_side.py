@@ -2,8 +2,8 @@
 
 Usage: python zlab_side.py TARGET FOLDER
 FOLDER holds `export` (ours), others of ours that cases.json names in exports, and `cases.json`: prompts (lists of ids),
-max_new_tokens, stop_ids; one block of taps [S, Lt*H] and block_ids [B]; and built, the drafters to make here: name ->
-config, seed, taps, block [B, H].
+max_new_tokens, stop_ids; sampled (temperature, repeats, max_new_tokens); one block of taps [S, Lt*H] and block_ids [B];
+and built, the drafters to make here: name -> config, seed, taps, block [B, H].
 Written there: `again` (our export, saved by their class), one folder for each name of built, and `result.json`.
 """
 
@@ -46,6 +46,7 @@ def main(target_path: str, folder_path: str) -> None:
         "block_size": drafter.block_size,
         "mask_token_id": drafter.mask_token_id,
         "decoded": decoded(drafter, target, cases),
+        "sampled": sampled(drafter, target, cases["prompts"], **cases["sampled"]),
         "block": block_output(drafter, torch.tensor(cases["taps"]), noise),
         "exports": {name: exported(folder / name, torch.tensor(cases["taps"]), noise) for name in cases["exports"]},
         "built": {name: built(folder / name, **facts) for name, facts in cases["built"].items()},
@@ -68,6 +69,27 @@ def decoded(drafter: Any, target: Any, cases: dict[str, Any]) -> list[dict[str, 
         )
         found.append({"ids": stats.output_ids[0].tolist(), "cycles": stats.acceptance_lengths})
     return found
+
+
+def sampled(
+    drafter: Any, target: Any, prompts: list[list[int]], temperature: float, repeats: int, max_new_tokens: int
+) -> list[list[dict[str, list[int]]]]:
+    """Their sampled answers to every prompt, so many of each, ended by the token limit alone: new ids and cycles."""
+    torch.manual_seed(0)
+
+    def answer(prompt: list[int]) -> dict[str, list[int]]:
+        stats = zlab.dflash_generate(
+            drafter,
+            target,
+            torch.tensor([prompt]),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=None,
+            temperature=temperature,
+            return_stats=True,
+        )
+        return {"ids": stats.output_ids[0, len(prompt) :].tolist(), "cycles": stats.acceptance_lengths}
+
+    return [[answer(prompt) for _ in range(repeats)] for prompt in prompts]
 
 
 @torch.no_grad()

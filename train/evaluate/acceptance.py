@@ -6,9 +6,13 @@ cycle. Numbers of other code bases under the same name count differently (with o
 bonus token, per cycle or per prompt): compare only where the definitions agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from .intervals import METHOD, Interval, interval_text, ratio_interval
 
 NOTHING = "nothing to measure"
 
@@ -17,12 +21,15 @@ DEFINITIONS = {
     "mean over prompts of each prompt's mean over its cycles (as z-lab)",
     "acceptance_length_cycles": "tokens produced by one cycle, the bonus token included, cut at the end of the text; "
     "mean over all cycles",
+    "accepted_drafts": "drafted tokens accepted in one cycle, the bonus token not counted; mean over prompts of each "
+    "prompt's mean over its cycles",
     "accepted_drafts_cycles": "drafted tokens accepted in one cycle, the bonus token not counted; mean over all cycles",
     "histogram": "cycles that produced 1, 2, ... block_size tokens, count",
     "per_position": "share of all cycles whose first k drafts were all accepted, k = 1 ... block_size - 1; drafts "
     "behind the end of the text do not count as accepted; the shares add up to accepted_drafts_cycles",
     "per_position_conditional": "share of accepted drafts at position k among those whose predecessors in the block "
     "were all accepted and that do not lie behind the end of the text",
+    "intervals": f"of each mean by its name: {METHOD}",
     "num_measured": "prompts whose answer has at least one cycle; each answer of a conversation counts as one prompt",
     "num_cycles": "drafts checked by the target (or by the recorded answer), count",
     "num_tokens": "tokens produced by cycles, count; the first token of each answer is not among them",
@@ -58,11 +65,33 @@ class AnswerCycles:
     cycles: tuple[Cycle, ...]
     task: str = ""
     origin: str = ""  # as the samples of a store name it; '' where the target answers during the exam
+    name: str = ""
+    conversation: str = ""  # the name of the conversation whose turn it is; '' where it is the only one
+    prompt_sha256: str = ""  # of what the conversation was asked first, see `ids_sha256`
 
     @property
     def lengths(self) -> list[int]:
         """Tokens produced by each cycle."""
         return [cycle.produced for cycle in self.cycles]
+
+    @property
+    def accepted(self) -> list[int]:
+        """Drafts accepted in each cycle."""
+        return [cycle.accepted for cycle in self.cycles]
+
+    def as_dict(self, block_size: int) -> dict[str, Any]:
+        """What is kept of one prompt, as JSON types; from it every mean and interval can be made again."""
+        return {
+            "name": self.name,
+            "conversation": self.conversation or self.name,
+            "prompt_sha256": self.prompt_sha256,
+            "task": self.task,
+            **({"origin": self.origin} if self.origin else {}),
+            "num_cycles": len(self.cycles),
+            "num_tokens": sum(self.lengths),
+            "num_accepted": sum(self.accepted),
+            "histogram": histogram(self.cycles, block_size),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +129,11 @@ class Acceptance:
         return mean([mean(answer.lengths) or 0.0 for answer in self.measured])
 
     @property
+    def accepted_drafts(self) -> float | None:
+        """Mean over prompts of the per-prompt mean of accepted drafts, bonus not counted, 0..block_size-1."""
+        return mean([mean(answer.accepted) or 0.0 for answer in self.measured])
+
+    @property
     def acceptance_length_cycles(self) -> float | None:
         """Mean over all cycles of tokens per cycle, 1..block_size."""
         return mean([cycle.produced for cycle in self.cycles])
@@ -112,10 +146,7 @@ class Acceptance:
     @property
     def histogram(self) -> list[int]:
         """Cycles by tokens produced; entry i counts those of i + 1 tokens."""
-        counts = [0] * self.block_size
-        for cycle in self.cycles:
-            counts[cycle.produced - 1] += 1
-        return counts
+        return histogram(self.cycles, self.block_size)
 
     @property
     def per_position(self) -> list[float | None]:
@@ -127,6 +158,30 @@ class Acceptance:
         """Entry k-1: share of accepted drafts at k after k-1 accepted ones, of those inside the text."""
         judged = [[c for c in self.cycles if c.accepted + c.is_refused >= k] for k in range(1, self.block_size)]
         return [mean([c.accepted >= k for c in cycles]) for k, cycles in enumerate(judged, start=1)]
+
+    @property
+    def intervals(self) -> dict[str, Interval | None]:
+        """Of each mean, by its name."""
+        groups: dict[str, list[AnswerCycles]] = {}
+        for number, answer in enumerate(self.measured):
+            groups.setdefault(answer.conversation or f"{number}", []).append(answer)
+        units = list(groups.values())
+
+        def of_prompts(values: Callable[[AnswerCycles], list[int]]) -> Interval | None:
+            means = np.array([sum(np.mean(values(answer)) for answer in unit) for unit in units])  # [n]
+            return ratio_interval(means, np.array([len(unit) for unit in units]))
+
+        def of_cycles(values: Callable[[AnswerCycles], list[int]]) -> Interval | None:
+            sums = np.array([sum(sum(values(answer)) for answer in unit) for unit in units])  # [n]
+            return ratio_interval(sums, np.array([sum(len(answer.cycles) for answer in unit) for unit in units]))
+
+        lengths, accepted = (lambda answer: answer.lengths), (lambda answer: answer.accepted)
+        return {
+            "acceptance_length": of_prompts(lengths),
+            "acceptance_length_cycles": of_cycles(lengths),
+            "accepted_drafts": of_prompts(accepted),
+            "accepted_drafts_cycles": of_cycles(accepted),
+        }
 
     def by_task(self) -> dict[str, "Acceptance"]:
         """The same exam task by task, in alphabetical order; empty where no prompt names a task."""
@@ -146,7 +201,9 @@ class Acceptance:
             "block_size": self.block_size,
             "acceptance_length": self.acceptance_length,
             "acceptance_length_cycles": self.acceptance_length_cycles,
+            "accepted_drafts": self.accepted_drafts,
             "accepted_drafts_cycles": self.accepted_drafts_cycles,
+            "intervals": {name: found and list(found) for name, found in self.intervals.items()},
             "num_measured": self.num_prompts,
             "num_cycles": self.num_cycles,
             "num_tokens": self.num_tokens,
@@ -154,6 +211,14 @@ class Acceptance:
             "per_position": self.per_position,
             "per_position_conditional": self.per_position_conditional,
         }
+
+
+def histogram(cycles: Sequence[Cycle], block_size: int) -> list[int]:
+    """Cycles by tokens produced; entry i counts those of i + 1 tokens."""
+    counts = [0] * block_size
+    for cycle in cycles:
+        counts[cycle.produced - 1] += 1
+    return counts
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -170,11 +235,18 @@ def acceptance_text(acceptance: Acceptance, width: int = 40) -> str:
     if not acceptance.num_cycles:
         return f"acceptance length: {NOTHING} (no cycle)"
     prompts, cycles = acceptance.num_prompts, acceptance.num_cycles
+
+    def shown(name: str) -> str:
+        return f"{format_number(getattr(acceptance, name))} {interval_text(intervals[name])}"
+
+    intervals = acceptance.intervals
     lines = [
-        f"acceptance length  {format_number(acceptance.acceptance_length)} tokens per target forward, bonus included "
+        f"acceptance length  {shown('acceptance_length')} tokens per target forward, bonus included "
         f"(mean over {prompts} prompts of the per-prompt mean; block {acceptance.block_size})",
-        f"over all cycles    {format_number(acceptance.acceptance_length_cycles)} (mean over {cycles} cycles); "
-        f"accepted drafts without bonus {format_number(acceptance.accepted_drafts_cycles)}",
+        f"over all cycles    {shown('acceptance_length_cycles')} (mean over {cycles} cycles)",
+        f"without the bonus  {shown('accepted_drafts')} accepted drafts (mean over prompts), "
+        f"{shown('accepted_drafts_cycles')} (over all cycles)",
+        "in brackets        95 % intervals, bootstrap over prompts; none of fewer than 2",
         "",
         "tokens per cycle   share of cycles",
         *histogram_bars(acceptance.histogram, width),
@@ -188,10 +260,9 @@ def acceptance_text(acceptance: Acceptance, width: int = 40) -> str:
     tasks = acceptance.by_task()
     if tasks:
         lines += ["", "task               acceptance length (mean over its prompts)   prompts"]
-        lines += [
-            f"{name or '(none)':<18} {format_number(part.acceptance_length):>42} {part.num_prompts:>9}"
-            for name, part in tasks.items()
-        ]
+        for name, part in tasks.items():
+            length = f"{format_number(part.acceptance_length)} {interval_text(part.intervals['acceptance_length'])}"
+            lines.append(f"{name or '(none)':<18} {length:>42} {part.num_prompts:>9}")
     return "\n".join(lines)
 
 

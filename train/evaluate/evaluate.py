@@ -19,48 +19,57 @@ from ...store.files import publish
 from ...store.frozen import read_frozen
 from ...store.reader import StoreReader
 from ...threads import cpu_threads
-from ..checkpoint import find_best, find_step, load_drafter
+from ..checkpoint import find_best
 from ..device import compiled_once, pick_device
 from ..drafter import Drafter
-from ..facts import RunFacts
 from ..order import ALL, HELD_OUT_SPLIT, samples_of
 from ..outcome import export_command
-from ..plots import plot_run
+from ..plots import plot_prediction, plot_run
 from ..run import default_row_tokens
 from ..slot import RowShape, default_anchors
 from ..spec import require_recorded
-from .acceptance import Acceptance, AnswerCycles
+from .acceptance import Acceptance
 from .config import EvaluateConfig
-from .decode import Decoded, DrafterProposer, Target, decode, decode_plain, first_difference
-from .evaluate_report import Comparison, EvaluateReport, NamedMismatch
+from .evaluate_report import Comparison, EvaluateReport
 from .evaluation_file import result_path
-from .prompts import Prompt, Prompts, asked_prompts, read_lines, recorded_prompts
+from .examined import Examined, Facts, export_of_folder, load_examined, require_taps_in_range
+from .examiner import Examiner
+from .prediction import Prediction, foretold
+from .prompts import IdsOf, Prompts, ReadLines, asked_prompts, no_prompt, opened_lines, recorded_prompts
+from .target import Target
+from .turns import examine_turns, fitting
 from .walk import recorded_samples, walk
 
 IDENTITY = ("hidden_size", "vocab_size", "num_layers", "weights_sha256", "tokenizer_sha256")
 CPU_ANCHORS = 64  # blocks of one forward on a CPU; bounds its dense mask and scores
 OpenTarget = Callable[[str, str, str], Target]
-ReadQuestions = Callable[[str, Mapping[str, Any]], Callable[[Any], list[int]]]
+ReadQuestions = Callable[[str, Mapping[str, Any]], IdsOf]
 
 
 def evaluate(
-    run_dir: Path, config: EvaluateConfig, open_target: OpenTarget, read_questions: ReadQuestions
+    run_dir: Path,
+    config: EvaluateConfig,
+    open_target: OpenTarget,
+    read_questions: ReadQuestions,
+    read_lines: ReadLines,
 ) -> EvaluateReport:
-    """Examines a checkpoint and saves the result as JSON, whole or not at all.
+    """Examines a run's checkpoint, or the drafter of a folder, and saves the result as JSON, whole or not at all.
 
-    Without `config.out` that is evaluation.json in RUN, or evaluation-offline.json with `config.offline`.
+    Without `config.out` that is evaluation.json in RUN, or evaluation-offline.json with `config.offline`; for a folder
+    `config.out` is required, and what else a run would know (see `load_examined`).
     `open_target(name, device, dtype)` loads a target; it is not called with `config.offline`.
-    `read_questions(name, template_options)` gives what reads the lines of `config.prompts` (see `asked_prompts`).
+    `read_lines(path)` gives the lines of `config.prompts`, and `read_questions(name, template_options)` what they ask
+    (see `asked_prompts`).
     Raises UserError for a run, store or target that is missing or does not fit the others, for prompts of
     which none is usable, and, before the exam, for an `out` that cannot or must not be written.
     """
     device = pick_device(config.device)
-    step = find_step(run_dir, config.checkpoint)
     dtype = torch.float32 if device.type == "cpu" or config.tap_dtype == "float32" else None
-    drafter, facts = load_drafter(run_dir, str(step), device, dtype)
+    examined = load_examined(run_dir, config, device, dtype)
+    drafter, facts = examined.drafter, examined.facts
     torch.set_num_threads(cpu_threads(facts.spec.hidden_size))
     settings = {
-        "target": config.target or facts.target["name"],
+        "target": config.target or facts.target.get("name", "not named"),
         "device": str(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -71,25 +80,38 @@ def evaluate(
     if config.offline:
         result = walk_exam(drafter, facts, Path(settings["store"]), config.limit)
     else:
-        result = decoded_exam(drafter, facts, config, settings, open_target, read_questions)
+        result = decoded_exam(drafter, facts, config, settings, open_target, read_questions, read_lines)
     acceptance, comparison, left_out, own = result
     report = EvaluateReport(
         run=str(run_dir),
-        step=step,
+        step=examined.step,
         acceptance=acceptance,
         comparison=comparison,
         settings=settings | own,
         left_out=left_out,
-        next_command=export_command(run_dir, find_best(run_dir) is not None),
+        next_command=next_command(run_dir, examined),
     )
+    if examined.step is None:  # a folder: no earlier exams are in it, and nothing is drawn into it
+        publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
+        return dataclasses.replace(report, saved=(str(path),))
+    if config.prompts is None:
+        report = dataclasses.replace(report, prediction=foretold(run_dir, report.as_dict()))
     publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
-    return dataclasses.replace(report, saved=tuple(map(str, [path, *plot_run(run_dir, path)])))
+    pictures = plot_run(run_dir, path)
+    if isinstance(report.prediction, Prediction):
+        pictures.append(plot_prediction(run_dir, report.prediction.points))
+    return dataclasses.replace(report, saved=tuple(map(str, [path, *pictures])))
+
+
+def next_command(path: Path, examined: Examined) -> str:
+    """What to do with what was examined."""
+    return export_of_folder(path) if examined.step is None else export_command(path, find_best(path) is not None)
 
 
 Result = tuple[Acceptance, Comparison | None, list[tuple[str, str]], dict[str, Any]]
 
 
-def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | None) -> Result:
+def walk_exam(drafter: Drafter, facts: Facts, store_dir: Path, limit: int | None) -> Result:
     """The offline walk over the held-out samples of a store; no target is opened."""
     weight = drafter.fc.weight
     with open_store(store_dir, facts) as reader:
@@ -103,7 +125,12 @@ def walk_exam(drafter: Drafter, facts: RunFacts, store_dir: Path, limit: int | N
         samples = recorded_samples(reader, bar("walk", "sample", rows), facts.spec.tap_layers)
         with compiled_once(weight.device):
             acceptance = walk(drafter, embedding, head, samples, shape, forward=forward)
-    return acceptance, None, [], {"prompts": f"held-out samples of {store_dir}", "taps": "as recorded"}
+    own = {
+        "target_weights_sha256": reader.manifest.target["weights_sha256"],
+        "prompts": f"held-out samples of {store_dir}",
+        "taps": "as recorded",
+    }
+    return acceptance, None, [], own
 
 
 def walk_shape(num_recorded: np.ndarray, block_size: int, device_type: str) -> RowShape:
@@ -115,113 +142,44 @@ def walk_shape(num_recorded: np.ndarray, block_size: int, device_type: str) -> R
 
 def decoded_exam(
     drafter: Drafter,
-    facts: RunFacts,
+    facts: Facts,
     config: EvaluateConfig,
     settings: Mapping[str, Any],
     open_target: OpenTarget,
     read_questions: ReadQuestions,
+    read_lines: ReadLines,
 ) -> Result:
     """Every prompt decoded twice by the target: plainly, and with the drafter."""
-    lines = read_lines(Path(config.prompts)) if config.prompts else []
-    if config.prompts and not lines:
-        raise no_prompt(config.prompts, "it is empty")
-    recorded = None if config.prompts else recorded_exam(Path(settings["store"]), facts, config.limit)
+    lines = opened_lines(config.prompts, read_lines) if config.prompts else None
+    found = Prompts([], []) if lines else recorded_exam(Path(settings["store"]), facts, config.limit)
     target = open_target(settings["target"], settings["device"], config.dtype)
     require_same_target(
         facts, {name: getattr(target.facts, name) for name in IDENTITY}, f"target {target.facts.name!r}"
     )
-    if recorded is None:
+    ids_of = None
+    if lines:
         options = facts.store["data"].get("facts", {}).get("template_options", {})
-        recorded = asked_prompts(lines, read_questions(settings["target"], options), config.limit)
-    prompts = fitting(recorded, target.facts.max_positions)
+        ids_of = read_questions(settings["target"], options)
+        found = asked_prompts(lines, ids_of, config.limit)
+    prompts = fitting(found, target.facts.max_positions)
     if config.prompts and not prompts.prompts:
         name, reason = prompts.left_out[0]
         raise no_prompt(config.prompts, f"{len(prompts.left_out)} lines were left out, the first is {name}: {reason}")
-    acceptance, comparison = Examiner(drafter, target, config).examine(prompts.prompts)
+    examiner = Examiner(drafter, target, config)
+    acceptance, comparison, prompts = examine_turns(examiner.examine, prompts, ids_of, target)
     own = {
         "target_dtype": target.facts.dtype,
+        "target_weights_sha256": target.facts.weights_sha256,
         "prompts": config.prompts or f"held-out samples of {settings['store']}",
+        "formats": dict(prompts.formats),
         "max_new_tokens": config.answer_tokens,
         "taps": "rounded to bfloat16, as the store records them" if config.tap_dtype == "store" else "in float32",
+        **examiner.settings,
     }
     return acceptance, comparison, prompts.left_out, own
 
 
-def no_prompt(path: str, reason: str) -> UserError:
-    return UserError(
-        f"prompts file {path!r} holds no prompt: {reason}".replace("\n", " "),
-        "JSON objects that ask something, like {'prompt': TEXT}, one a line",
-        "mend the file, or leave --prompts out to take the store's held-out prompts",
-    )
-
-
-class Examiner:
-    """Decodes prompts with one target and one drafter, and compares."""
-
-    def __init__(self, drafter: Drafter, target: Target, config: EvaluateConfig) -> None:
-        weight = drafter.fc.weight
-        parts, _ = target.frozen()
-        self.drafter, self.target, self.config = drafter, target, config
-        self.embedding = parts["embedding"].to(weight)
-        self.head = parts["head"].to(weight) if "head" in parts else self.embedding
-
-    def examine(self, prompts: list[Prompt]) -> tuple[Acceptance, Comparison]:
-        """Both decodings of every prompt; a short one before them warms both up and is not timed."""
-        block_size = self.drafter.spec.block_size
-        comparison, answers = Comparison(), []
-        if prompts:
-            self.decode_both(prompts[0], 2 * block_size)
-        for prompt in bar("evaluate", "prompt", prompts):
-            plain, speculative = self.decode_both(prompt, self.config.answer_tokens)
-            answers.append(AnswerCycles(speculative.cycles, prompt.task))
-            self.compare(comparison, prompt, plain, speculative)
-        return Acceptance(tuple(answers), block_size), comparison
-
-    def decode_both(self, prompt: Prompt, max_new_tokens: int) -> tuple[Decoded, Decoded]:
-        """The plain answer and the speculative one."""
-        spec, facts = self.drafter.spec, self.target.facts
-        limit = min(max_new_tokens, facts.max_positions - len(prompt.ids))
-        session = self.target.open(spec.tap_layers)
-        plain = decode_plain(session, prompt.ids, max_new_tokens=limit, stop_ids=facts.eos_ids)
-        propose = DrafterProposer(self.drafter, self.embedding, self.head, self.config.tap_dtype)
-        speculative = decode(
-            self.target.open(spec.tap_layers),
-            propose,
-            prompt.ids,
-            block_size=spec.block_size,
-            max_new_tokens=limit,
-            stop_ids=facts.eos_ids,
-        )
-        return plain, speculative
-
-    def compare(self, comparison: Comparison, prompt: Prompt, plain: Decoded, speculative: Decoded) -> None:
-        """Adds one prompt to the comparison."""
-        tokenizer = self.target.tokenizer
-        comparison.num_prompts += 1
-        comparison.plain_s += plain.wall_s
-        comparison.speculative_s += speculative.wall_s
-        comparison.num_new_tokens += len(speculative.tokens)
-        session = self.target.open(self.drafter.spec.tap_layers)
-        found = first_difference(session, prompt.ids, speculative.tokens, plain.tokens)
-        comparison.num_equal += found is None
-        if found is not None:
-            plain_text, speculative_text = (
-                "" if token is None else tokenizer.decode([token])
-                for token in (found.plain_token, found.speculative_token)
-            )
-            comparison.mismatches.append(
-                NamedMismatch(
-                    prompt=prompt.name, plain_text=plain_text, speculative_text=speculative_text, difference=found
-                )
-            )
-        if prompt.answer is not None:
-            text = tokenizer.decode(speculative.tokens, skip_special_tokens=True)
-            counts = comparison.answers.setdefault(prompt.task, [0, 0])
-            counts[0] += text.strip() == prompt.answer.strip()
-            counts[1] += 1
-
-
-def open_store(store_dir: Path, facts: RunFacts) -> StoreReader:
+def open_store(store_dir: Path, facts: Facts) -> StoreReader:
     """The store, checked to hold states of the run's target and taps."""
     reader = StoreReader(store_dir, partial=facts.segments != ALL)
     require_same_target(facts, reader.manifest.target, f"store {str(store_dir)!r}")
@@ -235,36 +193,27 @@ def open_store(store_dir: Path, facts: RunFacts) -> StoreReader:
     return reader
 
 
-def held_out_rows(reader: StoreReader, facts: RunFacts) -> np.ndarray:
+def held_out_rows(reader: StoreReader, facts: Facts) -> np.ndarray:
     """Reader numbers of the held-out samples; of the run's own store those of its snapshot."""
     is_own = reader.manifest.plan_sha256 == facts.store["plan_sha256"]
     return samples_of(reader, HELD_OUT_SPLIT, facts.segments if is_own else ALL)
 
 
-def recorded_exam(store_dir: Path, facts: RunFacts, limit: int | None) -> Prompts:
+def recorded_exam(store_dir: Path, facts: Facts, limit: int | None) -> Prompts:
     """The prompts of a store's held-out samples."""
     with open_store(store_dir, facts) as reader:
         return recorded_prompts(reader, held_out_rows(reader, facts), limit=limit)
 
 
-def require_same_target(facts: RunFacts, found: Mapping[str, Any], where: str) -> None:
+def require_same_target(facts: Facts, found: Mapping[str, Any], where: str) -> None:
     """Raises UserError, naming what differs with both values, unless it is the run's target."""
     for name in IDENTITY:
-        if found[name] != facts.target[name]:
+        if name in facts.target and found[name] != facts.target[name]:
+            own = facts.target.get("name", "one that the folder does not name")
             raise UserError(
-                f"the {where} has {name} {found[name]}, the run was trained on a store of another target: "
-                f"{facts.target['name']!r} with {name} {facts.target[name]}",
+                f"the {where} has {name} {found[name]}, the drafter was trained for another target: "
+                f"{own!r} with {name} {facts.target[name]}",
                 "the target whose states the drafter was trained on",
-                f"give {facts.target['name']!r}, or another run",
+                f"give {own!r}, or another drafter",
             )
-
-
-def fitting(prompts: Prompts, max_positions: int) -> Prompts:
-    """The prompts that leave the target room for an answer; the others are left out by name."""
-    fit, left_out = [], list(prompts.left_out)
-    for prompt in prompts.prompts:
-        if 0 < len(prompt.ids) < max_positions:
-            fit.append(prompt)
-        else:
-            left_out.append((prompt.name, f"a prompt of {len(prompt.ids)} tokens, the target takes {max_positions}"))
-    return Prompts(fit, left_out)
+    require_taps_in_range(facts.spec, found["num_layers"], where)

@@ -4,6 +4,7 @@ Knows names and JSON, not what the numbers mean; no torch.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ... import UserError
 from ...store.files import NewFile, storage_error
 
 EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # in RUN
+PER_PROMPT = "per_prompt"
 MARKS = ("mode", "definitions")  # keys that every result has
 
 
@@ -61,3 +63,18 @@ def read_evaluation(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is broken: {reason}", "the result of `dflash evaluate`", "remove it, or evaluate again"
         )
     return found
+
+
+def prompts_of(result: Mapping[str, Any], where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The measured prompts of a result, by their names and the digests of what was asked.
+
+    Raises UserError for a result that does not keep them.
+    """
+    if not isinstance(result.get(PER_PROMPT), list):
+        raise UserError(
+            f"{where!r} says nothing of single prompts: an earlier version wrote it",
+            f"the key {PER_PROMPT}",
+            "evaluate again",
+        )
+    kept = result[PER_PROMPT]
+    return {(prompt["name"], prompt["prompt_sha256"]): prompt for prompt in kept if prompt["num_cycles"]}

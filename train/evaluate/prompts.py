@@ -1,85 +1,161 @@
-"""The prompts of an exam: from a JSONL file, or from the held-out samples of a store.
+"""The prompts of an exam: from a file, from the packaged set, or from the held-out samples of a store.
 
 Every line that gives no prompt is named with its reason; none disappears and none ends the
-exam. What a line of a file asks, as token ids, is told by a function that the caller hands over.
+exam. How a file is read, and what a line asks as token ids, is told by functions that the caller hands over.
 """
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ... import UserError
 from ...store.reader import StoreReader
+from .acceptance import AnswerCycles, Cycle
+from .formats import Question, question_of, user
+
+STANDARD = "standard"  # the name of the packaged prompts
+PACKAGED = Path(__file__).parent / "prompts-standard.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """Token ids up to where the answer starts; `answer` is the right one, where it is known."""
+    """Token ids up to where the answer starts; `answer` is the right one, where it is known.
+
+    `asked` is what `ids_of` made the ids of (see `asked_prompts`), and `follow_ups` are what the user says next.
+    `conversation` and `conversation_sha256` are the name and the ids of its first turn, '' for a prompt asked alone.
+    """
 
     ids: list[int]
     name: str
     task: str = ""
     answer: str | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    follow_ups: tuple[str, ...] = ()
+    conversation: str = ""
+    conversation_sha256: str = ""
+
+    def answered(self, cycles: tuple[Cycle, ...]) -> AnswerCycles:
+        """The cycles of the target's answer to this prompt, under its name."""
+        return AnswerCycles(
+            cycles,
+            self.task,
+            name=self.name,
+            conversation=self.conversation,
+            prompt_sha256=self.conversation_sha256 or ids_sha256(self.ids),
+        )
+
+
+def ids_sha256(ids: Sequence[int] | np.ndarray) -> str:
+    """First 16 hex digits of the sha256 of token ids as little-endian int64: two prompts of one name are told apart."""
+    return hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()[:16]
+
+
+class Line(Protocol):
+    """One line of a prompts file: its value, or the reason why it has none."""
+
+    @property
+    def source(self) -> Path: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def value(self) -> dict[str, Any] | None: ...
+
+    @property
+    def fault(self) -> Exception | None: ...
+
+
+IdsOf = Callable[[Any], list[int]]
+ReadLines = Callable[[str], Iterable[Line]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of an exam, and what was left out: (name of the line or sample, reason)."""
+    """The prompts of an exam, what was left out as (name of the line or sample, reason), and prompts by format."""
 
     prompts: list[Prompt]
     left_out: list[tuple[str, str]]
+    formats: Counter[str] = field(default_factory=Counter)
 
 
-def read_lines(path: Path) -> list[tuple[str, str]]:
-    """The lines of a prompts file that are not blank, each with its name: FILE:NUMBER.
-
-    A byte-order mark is skipped; only a line feed ends a line. Raises UserError when the file
-    cannot be read or is not UTF-8.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"prompts file {str(path)!r} cannot be read: {error}", "a readable JSONL file in UTF-8", "check --prompts"
-        ) from error
-    return [(f"{path.name}:{i}", line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
+def opened_lines(given: str, read_lines: ReadLines) -> Iterator[Line]:
+    """The lines of a prompts file, or of the packaged set. Raises UserError at once where there is none."""
+    lines = iter(read_lines(str(PACKAGED) if given == STANDARD else given))
+    first = next(lines, None)
+    if first is None:
+        raise no_prompt(given, "it is empty")
+    return chain([first], lines)
 
 
-def asked_prompts(lines: Iterable[tuple[str, str]], ids_of: Callable[[Any], list[int]], limit: int | None) -> Prompts:
-    """The first `limit` prompts of named JSON lines; `ids_of` gives the token ids that a line's value asks.
+def no_prompt(path: str, reason: str) -> UserError:
+    return UserError(
+        f"prompts file {path!r} holds no prompt: {reason}".replace("\n", " "),
+        "lines that ask something, like {'prompt': TEXT}, or those of a public benchmark",
+        "mend the file, or leave --prompts out to take the store's held-out prompts",
+    )
 
-    What a line asks is for `ids_of` to say, which raises ValueError where it is nothing; beside it 'answer' (the
-    right answer's text), 'task' and 'id' are read.
+
+def asked_prompts(lines: Iterable[Line], ids_of: IdsOf, limit: int | None) -> Prompts:
+    """The first turns of the first `limit` lines that ask something.
+
+    `ids_of` gives the token ids that the value of a line asks, read as `prepare` reads lines; it raises ValueError
+    where that is nothing. What the lines of benchmarks ask is said by `formats`.
     """
     found = Prompts([], [])
-    for name, line in lines:
+    for line in lines:
         if limit is not None and len(found.prompts) >= limit:
             break
+        name = f"{line.source.name}:{line.number}"
         try:
-            found.prompts.append(parse_line(line, name, ids_of))
-        except (ValueError, RecursionError) as error:
-            found.left_out.append((name, f"{type(error).__name__}: {error}"))
+            if line.value is None:
+                raise ValueError(": ".join(map(str, line.fault.args)) if line.fault else "nothing")
+            question = question_of(line.value, line.source.name.split(".")[0])
+            found.prompts.append(first_turn(question, name, ids_of))
+            found.formats[question.format] += 1
+        except ValueError as error:
+            found.left_out.append((name, str(error)))
     return found
 
 
-def parse_line(line: str, name: str, ids_of: Callable[[Any], list[int]]) -> Prompt:
-    """One line as a prompt; raises ValueError or RecursionError when it is none."""
-    record = json.loads(line)
-    ids = ids_of(record)
-    answer = record.get("answer")
-    if answer is not None and not isinstance(answer, str):
-        raise ValueError(f"'answer' is a {type(answer).__name__}, not a text")
-    task, label = record.get("task"), record.get("id")
+def first_turn(question: Question, name: str, ids_of: IdsOf) -> Prompt:
+    """The prompt of a question; raises ValueError where it asks nothing."""
+    ids = ids_of(question.asked)
+    name = name if question.label is None else f"{name} (id {question.label})"
     return Prompt(
         ids=ids,
-        name=name if label is None else f"{name} (id {label})",
-        task="" if task is None else str(task),
-        answer=answer,
+        name=name,
+        task=question.task,
+        answer=question.answer,
+        asked=question.asked,
+        follow_ups=question.follow_ups,
+        conversation=name if question.follow_ups else "",
+        conversation_sha256=ids_sha256(ids) if question.follow_ups else "",
     )
+
+
+def next_turn(prompt: Prompt, said: str, number: int, ids_of: IdsOf) -> Prompt:
+    """Turn `number` of a conversation, after what the target said. Raises ValueError where the template has no form."""
+    chat = [*prompt.asked["messages"], {"role": "assistant", "content": said}, user(prompt.follow_ups[0])]
+    asked = {**prompt.asked, "messages": chat}
+    name = turn_name(prompt.conversation, number)
+    return replace(prompt, ids=ids_of(asked), name=name, asked=asked, follow_ups=prompt.follow_ups[1:])
+
+
+def turn_name(conversation: str, number: int) -> str:
+    """The name of an answer of a conversation: the first has the conversation's own."""
+    return conversation if number == 1 else f"{conversation}, answer {number}"
+
+
+def sample_name(reader: StoreReader, row: int) -> str:
+    """The name of a store's sample, by its reader number."""
+    return f"sample {reader.samples.sample_id[row]}"
 
 
 def recorded_prompts(reader: StoreReader, rows: Iterable[int], *, limit: int | None) -> Prompts:
@@ -88,7 +164,7 @@ def recorded_prompts(reader: StoreReader, rows: Iterable[int], *, limit: int | N
     for i in map(int, rows):
         if limit is not None and len(found.prompts) >= limit:
             break
-        name = f"sample {reader.samples.sample_id[i]}"
+        name = sample_name(reader, i)
         ids, loss_mask = reader.tokens(i)
         first = int(np.argmax(loss_mask)) if loss_mask.any() else 0
         if first == 0:

@@ -20,7 +20,8 @@ from ..drafter import Drafter
 from ..slot import RowShape
 from ..slot_counts import SlotCounts
 from .acceptance import Acceptance, AnswerCycles, Cycle, judge
-from .decode import choose_tokens
+from .drafting import choose_tokens
+from .prompts import ids_sha256, sample_name, turn_name
 
 HEAD_BLOCKS = 64  # blocks whose logits exist at once
 
@@ -35,6 +36,7 @@ class HeldOutSample:
     task: str = ""
     first: int = 0
     origin: str = ""
+    name: str = ""
 
     @property
     def row_length(self) -> int:
@@ -51,7 +53,8 @@ def recorded_samples(reader: StoreReader, rows: Iterable[int], tap_layers: Seque
         out = np.empty((len(taps), int(reader.samples.n[i]), reader.manifest.hidden_size), np.uint16)  # [Lt, n, H]
         reader.read(i, out, taps=taps)
         task, origin = str(reader.samples.task[i]), str(reader.samples.origin[i])
-        yield HeldOutSample(ids, loss_mask, out, task, int(reader.samples.first[i]), origin)
+        first, name = int(reader.samples.first[i]), sample_name(reader, i)
+        yield HeldOutSample(ids, loss_mask, out, task, first, origin, name)
 
 
 @torch.no_grad()
@@ -77,11 +80,25 @@ def walk(
     for row in packed(samples, shape.row_tokens):
         drafted = draft_row(drafter, embedding, head, row, shape, drafter if forward is None else forward, slots)
         for sample, leading in zip(row, drafted):
-            answers += [
-                AnswerCycles(walk_span(leading, first, last, shape.block_size), sample.task, sample.origin)
-                for first, last in spans(sample.loss_mask)
-            ]
+            answers += walked(sample, leading, shape.block_size)
     return Acceptance(tuple(answers), shape.block_size)
+
+
+def walked(sample: HeldOutSample, leading: np.ndarray, block_size: int) -> list[AnswerCycles]:
+    """The answers of a sample; the first has the name that decoding gives it, the others are numbered."""
+    own = spans(sample.loss_mask)
+    asked = ids_sha256(sample.ids[: own[0][0]]) if own else ""
+    return [
+        AnswerCycles(
+            walk_span(leading, first, last, block_size),
+            sample.task,
+            sample.origin,
+            name=turn_name(sample.name, number),
+            conversation=sample.name,
+            prompt_sha256=asked,
+        )
+        for number, (first, last) in enumerate(own, start=1)
+    ]
 
 
 def spans(loss_mask: np.ndarray) -> list[tuple[int, int]]:

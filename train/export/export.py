@@ -1,36 +1,49 @@
-"""Writes a checkpoint as a folder that serving engines load, whole or not at all.
+"""Writes a checkpoint, or another drafter's folder, as a folder that serving engines load: whole or not at all.
 
-The folder holds z-lab's config.json and model.safetensors (see `zlab.py`) and README.md, a model
-card with the facts of the training. Knows runs and folders; no store is opened.
+The folder holds config.json and model.safetensors in the format asked for, and README.md, a model card. What it will
+say is checked before a byte is written: it reads back as the same drafter, and the engine runs that one. Knows runs
+and folders; no store is opened.
 """
 
-import filecmp
-import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from torch import Tensor
 
-from ... import UserError, __version__
-from ...store.files import fsync_folder, publish, storage_error, temporary_path
+from ... import UserError
 from ...store.size import human_bytes
 from ..checkpoint import find_step, load_drafter
 from ..evaluate.evaluation_file import EVALUATION_NAME, read_evaluation
-from ..facts import RunFacts
-from ..kinds import describe
 from ..spec import DrafterSpec
-from .config import ExportConfig
-from .zlab import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, read_zlab, tensor_shapes, zlab_config
+from .card import CardFacts, converted_rows, model_card, shown_target, training_rows
+from .config import SPECULATORS, ExportConfig
+from .folders import is_run, read_drafter_folder
+from .formats import ZLAB, config_of, spec_of
+from .inherited import require_known
+from .serving import missing_keys, require_served, serving_commands, serving_notes
+from .tensors import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, tensors_sha256
+from .write import require_export_folder, write_folder
 
-__all__ = ["ExportReport", "export", "read_zlab", "write_zlab"]
+ReadTarget = Callable[[str], Mapping[str, Any]]
 
-CARD_NAME = "README.md"
-FILE_NAMES = (TENSORS_NAME, CONFIG_NAME, CARD_NAME)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What is exported: the drafter, its target as TargetFacts in a dict, and what the card says of its origin."""
+
+    spec: DrafterSpec
+    state: Mapping[str, Tensor]
+    target: Mapping[str, Any]
+    training: list[tuple[str, str]]
+    step: int | None = None  # of a run
+    exam: Mapping[str, Any] | None = None
+
+    @property
+    def dtype(self) -> str:
+        return str(next(iter(self.state.values())).dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,137 +51,160 @@ class ExportReport:
     """What was written where; `is_new` is False where the very same export was there already."""
 
     path: Path
-    step: int
+    origin: str
+    step: int | None
     num_parameters: int
     size_bytes: int
     is_new: bool
     commands: tuple[str, ...]
-    note: str | None
+    notes: list[str]
     """What the commands leave out, and why."""
 
     def text(self) -> str:
         state = "written" if self.is_new else "was there already, unchanged"
+        served = ["next: serve it with the target, for example", *(f"  {command}" for command in self.commands)]
         return "\n".join(
             [
                 f"export     {self.path} ({state})",
-                f"drafter    step {self.step}, {self.num_parameters:,} parameters, {human_bytes(self.size_bytes)}",
-                "next: serve it with the target, for example",
-                *(f"  {command}" for command in self.commands),
-                *([f"note: {self.note}"] if self.note else []),
+                f"drafter    {self.origin}, {self.num_parameters:,} parameters, {human_bytes(self.size_bytes)}",
+                *(served if self.commands else []),
+                *(f"note: {note}" for note in self.notes),
             ]
         )
 
 
-def export(run_dir: Path, config: ExportConfig, *, dtype: torch.dtype = torch.bfloat16) -> ExportReport:
-    """Writes the run's checkpoint to `config.out` in z-lab's format, weights rounded to `dtype`.
+def export(
+    folder: Path, config: ExportConfig, *, dtype: torch.dtype | None = None, read_target: ReadTarget | None = None
+) -> ExportReport:
+    """Writes a run's checkpoint, or the drafter of a folder, to `config.out` in `config.format`.
 
-    Raises UserError where there is no such checkpoint, where `config.out` holds anything but this
+    Weights are rounded to `dtype`, else to `config.dtype`. `read_target(name)` gives the TargetFacts of a target as a
+    dict; it is called for a folder with `config.target`. Raises UserError where there is no such checkpoint or folder,
+    where the format or its engine has no word for something of the drafter, where `config.out` holds anything but this
     very export, and when the disk fails.
     """
-    step, out = find_step(run_dir, config.checkpoint), Path(config.out)
+    out = Path(config.out)
     require_export_folder(out)
-    drafter, facts = load_drafter(run_dir, str(step), "cpu", dtype)
-    card = model_card(facts, step, serving_commands(facts, out.absolute().name), decoded_exam(run_dir, step))
-    is_new = write_zlab(out, facts.spec, drafter.state_dict(), facts.target, card)
+    wanted = dtype or (None if config.dtype == "auto" else getattr(torch, config.dtype))
+    source = (
+        source_of_run(folder, config, wanted)
+        if is_run(folder)
+        else source_of_folder(folder, config, wanted, read_target)
+    )
+    content = checked_config(out, config.format, source)
+    commands, notes = serving(config.format, content, source, out.absolute().name, shown_target(source.target))
+    card = model_card(
+        CardFacts(
+            spec=source.spec,
+            target=source.target,
+            dtype=source.dtype,
+            training=source.training,
+            commands=commands,
+            notes=notes,
+            exam=source.exam,
+        )
+    )
+    is_new = write_folder(out, content, source.state, card)
     return ExportReport(
         path=out,
-        step=step,
-        num_parameters=num_parameters(facts.spec),
+        origin=f"of {folder}" if source.step is None else f"step {source.step}",
+        step=source.step,
+        num_parameters=num_parameters(source.spec),
         size_bytes=(out / TENSORS_NAME).stat().st_size,
         is_new=is_new,
-        commands=serving_commands(facts, str(out)),
-        note=serving_note(facts.spec),
+        commands=serving(config.format, content, source, str(out), str(source.target.get("name")))[0],
+        notes=notes,
     )
 
 
-def write_zlab(
-    out: Path, spec: DrafterSpec, state: Mapping[str, torch.Tensor], target: Mapping[str, Any], card: str
-) -> bool:
-    """Writes the three files aside and renames the folder; False where it is there with equal files.
+def write_zlab(out: Path, spec: DrafterSpec, state: Mapping[str, Tensor], target: Mapping[str, Any], card: str) -> bool:
+    """Writes a drafter in z-lab's format; False where it is there with equal files.
 
     `state` must hold exactly the drafter's tensors, in one dtype. Raises UserError for other
     tensors, for a folder that holds anything else, and when the disk fails.
     """
-    check_tensors(out, spec, {name: tuple(tensor.shape) for name, tensor in state.items()})
-    tensors = {name: state[name].detach().cpu().contiguous() for name in tensor_shapes(spec)}
-    dtype = str(tensors["fc.weight"].dtype).removeprefix("torch.")
-    config = json.dumps(zlab_config(spec, target, dtype), indent=2) + "\n"
-    aside = temporary_path(out.absolute())
-    try:
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        publish(aside / TENSORS_NAME, save(tensors, metadata={"format": "pt"}))
-        publish(aside / CONFIG_NAME, config.encode())
-        publish(aside / CARD_NAME, card.encode())
-        if is_equal(out, aside):
-            return False
-        os.rename(aside, out)  # replaces an empty folder, never one that holds something
-        fsync_folder(aside.parent)
-        return True
-    except OSError as error:
-        raise storage_error(error, out) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    source = Source(spec=spec, state=state, target=target, training=[])
+    return write_folder(out, checked_config(out, ZLAB, source), state, card)
 
 
-def is_equal(out: Path, aside: Path) -> bool:
-    """True where `out` holds the same files as `aside`, False where it is empty or not there; else UserError."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    require_export_folder(out)
-    different = filecmp.cmpfiles(out, aside, FILE_NAMES, shallow=False)[1:]
-    if any(different):
-        raise other_export(out, [name for part in different for name in part])
-    return True
+def checked_config(out: Path, served: str, source: Source) -> dict[str, Any]:
+    """The content of config.json; nothing is written yet.
+
+    Raises UserError unless it reads back as the very drafter, the tensors fit it in both directions, and the engine
+    that the format names would run it as trained.
+    """
+    spec, state = source.spec, source.state
+    require_known(source.target)
+    content = config_of(SPECULATORS if served == SPECULATORS else ZLAB, spec, source.target, source.dtype)
+    require_served(served, content, spec)
+    assert not missing_keys(served, content), f"{CONFIG_NAME} lacks {missing_keys(served, content)}"
+    again = spec_of(out / CONFIG_NAME, content)
+    assert again == spec, f"{CONFIG_NAME} reads back as {again}, the drafter is {spec}"
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    check_tensors(out, spec, shapes, {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()})
+    return content
 
 
-def require_export_folder(out: Path) -> None:
-    """Raises UserError where something lies that no export wrote; whether the files are equal is not looked at."""
-    if not os.path.lexists(out):
-        return
-    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
-    if found and found != sorted(FILE_NAMES):
-        raise other_export(out, [name for name in found if name not in FILE_NAMES] or found)
-
-
-def other_export(out: Path, found: list[str]) -> UserError:
-    return UserError(
-        f"{str(out)!r} is there and is not this export: see {found[0]!r}",
-        "a new or empty folder, or the same export",
-        "name another with --out, or remove it",
-    )
-
-
-def serving_commands(facts: RunFacts, folder: str) -> tuple[str, ...]:
-    """How vLLM, and SGLang where it runs such layers, are started with the drafter in `folder`."""
-    target = shown_target(facts.target)
-    if "/" not in target and not Path(facts.target["name"]).is_absolute():
+def serving(
+    served: str, content: Mapping[str, Any], source: Source, folder: str, target: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The commands with the drafter in `folder` and the target by the name `target`, and what they leave out."""
+    name = str(source.target.get("name") or "")
+    notes = serving_notes(served, content, source.spec)
+    if Path(name).is_absolute() and served == SPECULATORS:
+        notes.append("config.json names the target by a folder of this machine: --target gives a name that others find")
+    elif "/" not in name:
         target = "TARGET_FOLDER"  # a packaged target has a name of ours that no engine knows
-    drafts = facts.spec.block_size - 1
-    speculative = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": drafts})
-    vllm = f"vllm serve {target} --speculative-config '{speculative}'"
-    sglang = (
-        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "
-        f"--speculative-draft-model-path {folder}"
+        if served == SPECULATORS:
+            notes.append(f"config.json names the target {name!r}, which no engine knows: export with --target FOLDER")
+    return serving_commands(served, content, source.spec, target, folder), notes
+
+
+def source_of_run(run_dir: Path, config: ExportConfig, dtype: torch.dtype | None) -> Source:
+    """A run's checkpoint, in bfloat16 where nothing else is asked for."""
+    step = find_step(run_dir, config.checkpoint)
+    drafter, facts = load_drafter(run_dir, str(step), "cpu", dtype or torch.bfloat16)
+    return Source(
+        spec=facts.spec,
+        state=drafter.state_dict(),
+        target=facts.target if config.target is None else {**facts.target, "name": findable(config.target)},
+        training=training_rows(facts, step),
+        step=step,
+        exam=decoded_exam(run_dir, step),
     )
-    return (vllm,) if serving_note(facts.spec) else (vllm, sglang)
 
 
-def serving_note(spec: DrafterSpec) -> str | None:
-    """Why there is no command for SGLang: it reads no `is_causal`; None where it runs the layers as trained."""
-    if all(kind.is_causal == (kind.window is not None) for kind in spec.attention):
-        return None
-    return (
-        f"no command for SGLang: it runs sliding layers causal inside the block and full layers not, whatever "
-        f"config.json says, and this drafter was trained with {describe(spec.attention)}"
+def findable(target: str) -> str:
+    """A target's name as an engine started anywhere finds it."""
+    return str(Path(target).absolute()) if Path(target).is_dir() else target
+
+
+def source_of_folder(
+    folder: Path, config: ExportConfig, dtype: torch.dtype | None, read_target: ReadTarget | None
+) -> Source:
+    """The drafter of a folder, in its own dtype where nothing else is asked for.
+
+    Raises UserError where neither the folder nor `config.target` says what the format wants to know of the target.
+    """
+    found, tensors = read_drafter_folder(folder)
+    spec, target = found.spec, found.target
+    if config.target is not None and read_target is not None:
+        target = read_target(config.target)
+        spec = found.fitted(target)
+    wanted = ("num_layers", *(("name", "architecture") if config.format == SPECULATORS else ()))
+    if missing := [name for name in wanted if name not in target]:
+        known = target.get("name", "NAME_OR_FOLDER")
+        raise UserError(
+            f"the folder {str(folder)!r} does not say the {' and '.join(missing)} of its target",
+            f"what --format {config.format} writes of the target",
+            f"name the target: --target {known}",
+        )
+    return Source(
+        spec=spec,
+        state={name: tensor if dtype is None else tensor.to(dtype) for name, tensor in tensors.items()},
+        target=target,
+        training=converted_rows(found.layout, tensors_sha256(folder)),
     )
-
-
-def shown_target(target: Mapping[str, Any]) -> str:
-    """The target's name for others to read: a folder loses the path that only its owner has."""
-    name = str(target["name"])
-    return Path(name).name if Path(name).is_absolute() else name
 
 
 def decoded_exam(run_dir: Path, step: int) -> dict[str, Any] | None:
@@ -178,39 +214,3 @@ def decoded_exam(run_dir: Path, step: int) -> dict[str, Any] | None:
         return None
     exam = read_evaluation(path)
     return exam if exam.get("step") == step and exam.get("mode") == "decoded" else None
-
-
-def model_card(facts: RunFacts, step: int, commands: tuple[str, ...], exam: Mapping[str, Any] | None) -> str:
-    """README.md: what it drafts for, how it was trained, what was measured, how it is served."""
-    spec, target = facts.spec, facts.target
-    name = shown_target(target)
-    lines = [
-        *("---", "library_name: transformers", "tags: [dflash, speculative-decoding]"),
-        *([f"base_model: {name}"] if name.count("/") == 1 else []),
-        *("---", "", f"# DFlash drafter for {name}", ""),
-        f"Drafts blocks of {spec.block_size} tokens, the known first one counted, for speculative decoding of {name}.",
-        "Works with that target only: it reads the target's hidden states, embedding and output head.",
-        *("", "| | |", "|---|---|"),
-        f"| target | {name}, {target['num_layers']} layers, weights sha256 `{target['weights_sha256']}` |",
-        f"| taps | outputs of layers {', '.join(map(str, spec.tap_layers))} |",
-        f"| drafter | {spec.num_layers} layers, {num_parameters(spec):,} parameters |",
-        f"| attention | {describe(spec.attention)} |",
-        *([f"| started from | a drafter, tensors sha256 `{facts.init['sha256']}` |"] if facts.init else []),
-        f"| block, mask token | {spec.block_size}, id {spec.mask_token_id} |",
-        f"| slots | {spec.slot_meaning} |",
-        f"| training | step {step} of {facts.steps}, {facts.num_train:,} samples, {facts.rows_per_epoch:,} rows of "
-        f"{facts.row_tokens:,} tokens a pass, {facts.rows_per_step} a step, {facts.anchors:,} anchors a row |",
-        f"| optimizer, loss | {facts.optim['name']}, weights {facts.loss['weights']}, seed {facts.seed} |",
-        f"| trained by | dflash-offline {__version__} |",
-        "",
-    ]
-    if exam is not None and exam["acceptance_length"] is not None:
-        lines += [
-            f"Acceptance length {exam['acceptance_length']:.2f} ({exam['definitions']['acceptance_length']}), over "
-            f"{exam['num_prompts']} prompts, greedy, at most {exam['max_new_tokens']} new tokens; "
-            f"{exam['num_equal']} of {exam['num_prompts']} outputs equal to plain decoding.",
-            "",
-        ]
-    note = serving_note(spec)
-    lines += ["## Serving", "", "```", *commands, "```", "", *([f"{note[0].upper()}{note[1:]}.", ""] if note else [])]
-    return "\n".join(lines)

@@ -17,10 +17,10 @@ import torch
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.launch import Dealer, extract, finish
 from dflash_offline.extract.prepare import prepare
+from dflash_offline.extract.recorder import Recorder
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import load_target
-from dflash_offline.extract.worker import Recorder
-from dflash_offline.extract.writing import Committed, Entry, SegmentFiller
+from dflash_offline.extract.writing import Committed, Entry, Room, SegmentFiller
 from dflash_offline.store.frozen import write_frozen
 from dflash_offline.store.writer import StoreWriter, create_store
 from dflash_offline.watch import Channel
@@ -106,8 +106,11 @@ class Inline:
     def __init__(self, filler: SegmentFiller) -> None:
         self.filler = filler
 
-    def put(self, rows: torch.Tensor, entries: tuple[Entry, ...]) -> None:
-        self.filler.write(rows.numpy(), entries)
+    def room(self, shape: tuple[int, ...]) -> Room:
+        return Room(torch.empty(shape, dtype=torch.uint8))
+
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
+        self.filler.write(room.rows.numpy(), entries)
 
 
 def record_here(config: ExtractConfig, *, with_frozen: bool = True) -> Survey:

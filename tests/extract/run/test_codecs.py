@@ -13,10 +13,10 @@ from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import Dealer, extract, report
+from dflash_offline.extract.recorder import Recorder
 from dflash_offline.extract.summary import ExtractReport, PlanSummary
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import load_target
-from dflash_offline.extract.worker import Recorder
 from dflash_offline.store import int8
 from dflash_offline.store.codecs import get_codec
 from dflash_offline.store.integrity import verify

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline.extract.config import ExtractConfig
+from dflash_offline.extract.dealing import CheckedAgain, Note
 from dflash_offline.extract.launch import Dealer, extract
 from dflash_offline.extract.recheck import SHARE, chosen_again
+from dflash_offline.extract.recorder import Recorder
 from dflash_offline.extract.survey import survey
 from dflash_offline.extract.targets.hf import HfTarget, load_target
-from dflash_offline.extract.worker import CheckedAgain, Note, Recorder
-from dflash_offline.extract.writing import SegmentFiller
+from dflash_offline.extract.writing import Entry, Room, SegmentFiller
 from dflash_offline.store.index import STATUS_FAILED, STATUS_OK, read_commits
 from dflash_offline.store.writer import create_store
 from dflash_offline.watch import Channel
@@ -29,8 +30,11 @@ class Inline:
     def __init__(self, filler: SegmentFiller) -> None:
         self.filler = filler
 
-    def put(self, rows: torch.Tensor, entries: Any) -> None:
-        self.filler.write(rows.numpy(), entries)
+    def room(self, shape: tuple[int, ...]) -> Room:
+        return Room(torch.empty(shape, dtype=torch.uint8))
+
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
+        self.filler.write(room.rows.numpy(), entries)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
+from dflash_offline.extract.copying import SideStream
 from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import extract
+from dflash_offline.extract.recorder import recorded_part
 from dflash_offline.extract.survey import Survey
-from dflash_offline.extract.worker import recorded_part
 from dflash_offline.store.config import RecodeConfig
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.manifest import read_manifest
@@ -118,9 +119,10 @@ def test_bytes_of_a_window_do_not_depend_on_shards(
 def test_the_recorded_part_against_a_loop() -> None:
     states = torch.arange(2 * 3 * 9 * 4).reshape(2, 3, 9, 4).to(torch.bfloat16)
     first, n = np.array([2, 0, 6], dtype=np.int32), np.array([4, 5, 3], dtype=np.int32)
-    part = recorded_part(states, first, n)
+    side = SideStream(torch.device("cpu"))
+    part = recorded_part(states, first, n, side)
     assert part.shape == (2, 3, 5, 4)
     for place in range(3):
         for offset in range(n[place]):
             assert torch.equal(part[:, place, offset], states[:, place, first[place] + offset])
-    assert recorded_part(states, 0 * first, n) is states
+    assert recorded_part(states, 0 * first, n, side) is states

@@ -11,7 +11,18 @@ from dflash_offline.extract.targets.session import Session
 from target_families import VERIFIED
 from transformers.cache_utils import DynamicLayer
 
-ATTENTION = ["t16-tied", "llama", "qwen3-windows", "gemma2", "gemma3", "granite", "qwen3-moe", "gpt-oss"]
+ATTENTION = [
+    "t16-tied",
+    "llama",
+    "qwen3-windows",
+    "mistral",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "qwen3-moe",
+    "gpt-oss",
+]
 SPARSE = ["glm-moe-dsa", "deepseek-v32"]
 HYBRID = ["t19-hybrid", "qwen3-next"]
 

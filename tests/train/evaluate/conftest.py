@@ -5,7 +5,7 @@ Tests reach these functions through the fixture `lab`: test modules cannot impor
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from dflash_offline.train import checkpoint
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.evaluate.decode import decode_plain
+from dflash_offline.train.evaluate.steps import Draft
 from dflash_offline.train.evaluate.walk import HeldOutSample
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.run import check_run, write_run
@@ -124,6 +125,20 @@ def make_drafter(target: HfTarget, block_size: int, seed: int = 0, num_layers: i
             if parameter.dim() == 2:
                 parameter.mul_(10.0)
     return drafter
+
+
+class Scripted:
+    """A drafter's side that is sure of what a function (taps, start, anchor) drafts."""
+
+    def __init__(self, draft: Callable[[torch.Tensor, int, int], Sequence[int]], vocab_size: int = 12) -> None:
+        self.draft, self.vocab_size = draft, vocab_size
+
+    def propose(self, asked: Mapping[int, Draft]) -> list[torch.Tensor]:
+        drafts = [self.draft(request.taps, request.start, request.anchor) for request in asked.values()]
+        return [torch.nn.functional.one_hot(torch.tensor(ids), self.vocab_size).float() for ids in drafts]
+
+    def close(self, text: int) -> None:
+        pass
 
 
 def frozen_ends(target: HfTarget) -> tuple[torch.Tensor, torch.Tensor]:

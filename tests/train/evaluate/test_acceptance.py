@@ -37,6 +37,7 @@ def test_the_two_means_differ_where_prompts_differ():
     exam = Acceptance((short, long), 4)
     assert exam.acceptance_length == (4 + 1) / 2
     assert exam.acceptance_length_cycles == (4 + 4 + 6) / 8
+    assert exam.accepted_drafts == (3 + 0) / 2
     assert exam.accepted_drafts_cycles == 6 / 8
     assert (exam.num_prompts, exam.num_cycles, exam.num_tokens) == (2, 8, 14)
     assert exam.histogram == [6, 0, 0, 2]
@@ -54,8 +55,9 @@ def test_a_cut_cycle_says_nothing_about_later_drafts():
 def test_nothing_is_neither_zero_nor_nan():
     for exam in (Acceptance((), 4), Acceptance((AnswerCycles(()), AnswerCycles((), "list")), 4)):
         numbers = exam.as_dict()
-        for name in ("acceptance_length", "acceptance_length_cycles", "accepted_drafts_cycles"):
+        for name in ("acceptance_length", "acceptance_length_cycles", "accepted_drafts", "accepted_drafts_cycles"):
             assert numbers[name] is None
+            assert numbers["intervals"][name] is None
         assert numbers["per_position"] == [None] * 3
         assert numbers["num_cycles"] == numbers["num_measured"] == 0
         assert NOTHING in acceptance_text(exam)
@@ -78,11 +80,35 @@ def test_tasks_are_reported_apart():
 def test_the_text_shows_every_length_and_position():
     exam = Acceptance((AnswerCycles((judge(3, 9, 4), judge(0, 9, 4), judge(0, 9, 4))),), 4)
     lines = acceptance_text(exam).splitlines()
-    bars = [line for line in lines if "%" in line]
+    bars = [line for line in lines if line.lstrip()[:1].isdigit() and "%" in line]
     assert [line.split()[0] for line in bars] == ["1", "2", "3", "4"]
     assert bars[0].count("#") == 40
     assert bars[3].count("#") == 20
     assert "66.7 %" in bars[0]
+
+
+def test_a_single_prompt_is_shown_without_an_interval():
+    single, other = AnswerCycles((judge(3, 9, 4), judge(0, 9, 4)), "list"), AnswerCycles((judge(0, 9, 4),), "count")
+    assert "2.500 [no interval] tokens" in acceptance_text(Acceptance((single,), 4))
+    lines = acceptance_text(Acceptance((single, other), 4)).splitlines()
+    assert "1.750 [1.000, 2.500] tokens" in lines[0]
+    assert "2.500 [no interval]" in next(line for line in lines if line.startswith("list"))
+
+
+def test_what_is_kept_of_a_prompt_gives_its_numbers_again():
+    cut = AnswerCycles((judge(3, 9, 4), judge(3, 2, 4)), "list", "made", "one, answer 2", "one", "ab")
+    assert cut.as_dict(4) == {
+        "name": "one, answer 2",
+        "conversation": "one",
+        "prompt_sha256": "ab",
+        "task": "list",
+        "origin": "made",
+        "num_cycles": 2,
+        "num_tokens": 6,
+        "num_accepted": 5,
+        "histogram": [0, 1, 0, 1],
+    }
+    assert AnswerCycles((), name="two").as_dict(4)["conversation"] == "two"
 
 
 def test_every_number_has_a_definition():

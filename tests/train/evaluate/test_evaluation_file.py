@@ -17,7 +17,7 @@ def open_nothing(name, device, dtype):
     pytest.fail("the exam began")
 
 
-def read_nothing(target, template):
+def read_nothing(*given):
     pytest.fail("prompts are read")
 
 
@@ -28,7 +28,7 @@ def test_a_file_of_something_else_is_not_replaced(tiny_run, tmp_path, content):
     out = tmp_path / "precious"
     out.write_bytes(data := content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match="is there and is not the result of an evaluation") as caught:
-        evaluate(tiny_run.run_dir, EvaluateConfig(out=str(out), device="cpu"), open_nothing, read_nothing)
+        evaluate(tiny_run.run_dir, EvaluateConfig(out=str(out), device="cpu"), open_nothing, read_nothing, read_nothing)
     assert len(str(caught.value).splitlines()) == 3
     assert out.read_bytes() == data
 
@@ -37,7 +37,13 @@ def test_the_facts_of_a_run_are_not_replaced(tiny_run):
     out = tiny_run.run_dir / "run.json"
     before = out.read_bytes()
     with pytest.raises(UserError, match=r"run\.json' is there"):
-        evaluate(tiny_run.run_dir, EvaluateConfig(out=str(out), offline=True, device="cpu"), open_nothing, read_nothing)
+        evaluate(
+            tiny_run.run_dir,
+            EvaluateConfig(out=str(out), offline=True, device="cpu"),
+            open_nothing,
+            read_nothing,
+            read_nothing,
+        )
     assert out.read_bytes() == before
 
 
@@ -45,7 +51,13 @@ def test_the_facts_of_a_run_are_not_replaced(tiny_run):
 def test_a_place_that_takes_no_file_is_seen_before_the_exam(tiny_run, tmp_path, out):
     (tmp_path / "f.txt").write_text("mine\n")
     with pytest.raises(UserError, match=r"writing .* failed|is a folder") as caught:
-        evaluate(tiny_run.run_dir, EvaluateConfig(out=str(tmp_path / out), device="cpu"), open_nothing, read_nothing)
+        evaluate(
+            tiny_run.run_dir,
+            EvaluateConfig(out=str(tmp_path / out), device="cpu"),
+            open_nothing,
+            read_nothing,
+            read_nothing,
+        )
     assert len(str(caught.value).splitlines()) == 3
 
 

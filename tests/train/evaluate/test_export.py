@@ -9,8 +9,11 @@ from dflash_offline import UserError
 from dflash_offline.train.checkpoint import load_drafter
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export.config import ExportConfig
-from dflash_offline.train.export.export import export, read_zlab, write_zlab
-from dflash_offline.train.export.zlab import num_parameters, spec_of, tensor_shapes, zlab_config
+from dflash_offline.train.export.export import export, write_zlab
+from dflash_offline.train.export.folders import read_drafter_folder, read_folder
+from dflash_offline.train.export.formats import spec_of
+from dflash_offline.train.export.tensors import num_parameters, tensor_shapes
+from dflash_offline.train.export.zlab import zlab_config
 from dflash_offline.train.kinds import AttentionKind, describe
 from dflash_offline.train.spec import DrafterSpec
 from safetensors.torch import load_file, save_file
@@ -72,9 +75,9 @@ def outputs(drafter, width):
 
 def test_the_reloaded_drafter_gives_identical_outputs(tiny_run, exported):
     drafter, facts = load_drafter(tiny_run.run_dir, "latest", "cpu", torch.bfloat16)
-    spec, state = read_zlab(exported)
-    assert spec == facts.spec
-    again = Drafter(spec).to(torch.bfloat16)
+    folder, state = read_drafter_folder(exported)
+    assert folder.spec == facts.spec
+    again = Drafter(folder.spec).to(torch.bfloat16)
     again.load_state_dict(state)
     assert torch.equal(outputs(again, 4), outputs(drafter, 4))
     assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
@@ -82,7 +85,7 @@ def test_the_reloaded_drafter_gives_identical_outputs(tiny_run, exported):
 
 def test_float32_export_keeps_every_bit(tiny_run, tmp_path):
     export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out")), dtype=torch.float32)
-    _, state = read_zlab(tmp_path / "out")
+    _, state = read_drafter_folder(tmp_path / "out")
     for name, tensor in tiny_run.drafter.state_dict().items():
         assert torch.equal(state[name], tensor)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
@@ -196,9 +199,9 @@ def test_a_windowed_drafter_is_written_with_every_key_and_read_back(window, tmp_
     assert config["layer_types"] == ["sliding_attention"] * spec.num_layers
     assert (config["use_sliding_window"], config["sliding_window"], config["max_window_layers"]) == (True, window, 0)
     assert config["is_causal"] is False
-    found, state = read_zlab(tmp_path / "out")
-    assert found == spec
-    again = Drafter(found)
+    found, state = read_drafter_folder(tmp_path / "out")
+    assert found.spec == spec
+    again = Drafter(found.spec)
     again.load_state_dict(state)
     assert torch.equal(outputs(again, 8), outputs(drafter, 8))
     plain = Drafter(make_spec())
@@ -338,7 +341,8 @@ def test_sglang_gets_a_command_only_for_layers_that_it_runs_as_trained(
         assert ("sglang.launch_server" in told) == is_run_by_sglang
         assert ("o command for SGLang" in told) == (not is_run_by_sglang)
     if not is_run_by_sglang:
-        assert text.splitlines()[-1].endswith(describe(drafter.spec.attention))
+        note = next(line for line in text.splitlines() if line.startswith("note: no command for SGLang"))
+        assert note.endswith(describe(drafter.spec.attention))
 
 
 def test_an_empty_folder_is_filled(tiny_run, tmp_path):
@@ -350,7 +354,7 @@ def test_an_export_that_fails_leaves_nothing(tiny_run, tmp_path, monkeypatch):
     def broken(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflash_offline.train.export.export.publish", broken)
+    monkeypatch.setattr("dflash_offline.train.export.write.publish", broken)
     with pytest.raises(UserError, match="ENOSPC"):
         export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out")))
     assert list(tmp_path.iterdir()) == []
@@ -397,7 +401,7 @@ def rewrite(folder, **changes):
 def test_contradictions_and_other_layouts_are_refused(exported, changes, said):
     rewrite(exported, **changes)
     with pytest.raises(UserError) as caught:
-        read_zlab(exported)
+        read_folder(exported)
     assert said in caught.value.happened
 
 
@@ -418,4 +422,4 @@ def test_other_tensors_are_refused(exported, change):
     else:
         path.unlink()
     with pytest.raises(UserError):
-        read_zlab(exported)
+        read_folder(exported)

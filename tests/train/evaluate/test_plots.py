@@ -5,8 +5,10 @@ import struct
 
 import numpy as np
 import pytest
-from dflash_offline.train.metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, MetricsFile, read_metrics
-from dflash_offline.train.plots import WIDTH_PX, histogram_figure, last_exam, plot_run, running_mean, training_figure
+from dflash_offline.train.metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, MetricsFile
+from dflash_offline.train.plots import WIDTH_PX, histogram_figure, plot_run, training_figure
+from dflash_offline.train.report.metrics_of_run import RunMetrics, read_run_metrics
+from dflash_offline.train.report.series import last_exam
 from matplotlib.patches import Rectangle
 
 
@@ -42,7 +44,7 @@ def test_both_pictures_are_written_whole(run_dir, is_evaluated):
 
 
 def test_the_last_exam_gives_the_histogram(run_dir):
-    assert last_exam(read_metrics(run_dir / METRICS_NAME)) == {
+    assert last_exam(read_run_metrics(run_dir)) == {
         "histogram": [200, 400, 600],
         "acceptance_length": 1 + 200 / 60,
     }
@@ -59,7 +61,7 @@ def test_the_curves_are_the_lines_of_the_file():
     metrics = [{"kind": "exam", "step": 0, "acceptance_length": 1.0}]
     metrics += [{"kind": "train", "step": step, "loss": float(step % 7)} for step in range(1, 101)]
     metrics += [{"kind": "exam", "step": 100, "acceptance_length": 2.5}]
-    upper, lower = training_figure(metrics).axes
+    upper, lower = training_figure(RunMetrics.of(metrics)).axes
     raw, smooth = upper.lines
     assert np.asarray(raw.get_xydata()).tolist() == [[step, step % 7] for step in range(1, 101)]
     assert np.asarray(smooth.get_xydata())[0].tolist() == [2, 1.5]
@@ -76,7 +78,7 @@ def test_the_walk_is_drawn_for_each_origin_beside_all():
         metrics += [{"kind": ORIGIN, "step": step, "origin": "elsewhere", "acceptance_length": 1.5 + step}]
         metrics += [{"kind": ORIGIN, "step": step, "origin": "target greedy", "acceptance_length": 2.5 + step}]
     metrics.append({"kind": TRAIN, "step": 5, "loss": 1.0})
-    _, lower = training_figure(metrics).axes
+    _, lower = training_figure(RunMetrics.of(metrics)).axes
     assert [np.asarray(line.get_xydata()).tolist() for line in lower.lines] == [
         [[0, 2.0], [5, 2.0]],
         [[0, 1.5], [5, 6.5]],
@@ -91,13 +93,14 @@ def test_the_walk_is_drawn_for_each_origin_beside_all():
 
 def test_a_run_without_held_out_answers_has_one_curve():
     metrics = [{"kind": "train", "step": 1, "loss": 2.0}, {"kind": "exam", "step": 1, "acceptance_length": None}]
-    (only,) = training_figure(metrics).axes
+    (only,) = training_figure(RunMetrics.of(metrics)).axes
     assert len(only.lines) == 1
     assert "step" in only.get_xlabel()
 
 
 def test_a_run_without_a_step_shows_its_exam():
-    assert len(training_figure([{"kind": "exam", "step": 0, "acceptance_length": 1.0}]).axes) == 2
+    (only,) = training_figure(RunMetrics.of([{"kind": "exam", "step": 0, "acceptance_length": 1.0}])).axes
+    assert np.asarray(only.lines[0].get_xydata()).tolist() == [[0, 1.0]]
 
 
 def test_the_bars_are_shares_of_cycles():
@@ -105,7 +108,3 @@ def test_the_bars_are_shares_of_cycles():
     assert [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)] == [25.0, 0.0, 75.0]
     assert "%" in axes.get_ylabel()
     assert "tokens" in axes.get_xlabel()
-
-
-def test_a_running_mean_is_a_mean_of_each_window():
-    assert running_mean([1.0, 2.0, 6.0, 0.0], 3) == [3.0, 8.0 / 3]

@@ -8,7 +8,8 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.store.samples import recorded_range
 from dflash_offline.train.drafter import Drafter
-from dflash_offline.train.evaluate.decode import DrafterProposer, decode
+from dflash_offline.train.evaluate.decode import decode
+from dflash_offline.train.evaluate.drafting import DrafterProposer
 from dflash_offline.train.evaluate.walk import HeldOutSample, spans, walk
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.slot import RowShape, block_stride

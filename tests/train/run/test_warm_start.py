@@ -1,4 +1,4 @@
-"""Runs that start from a drafter in z-lab's format: its very weights, its shape, and what does not fit refused."""
+"""Runs that start from a drafter in a served format: its very weights, its shape, and what does not fit refused."""
 
 import dataclasses
 import json
@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 from dflash_offline import UserError
+from dflash_offline.cli import COMMANDS
+from dflash_offline.options import resolved
 from dflash_offline.settings import resolve
 from dflash_offline.train.checkpoint import list_steps, load
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import Drafter
 from dflash_offline.train.export.config import ExportConfig
 from dflash_offline.train.export.export import export, write_zlab
-from dflash_offline.train.export.zlab import read_zlab
+from dflash_offline.train.export.folders import read_drafter_folder
+from dflash_offline.train.export.tensors import file_sha256
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.loop import Trainer
@@ -24,7 +27,7 @@ from dflash_offline.train.run import Run, check_run, write_run
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.start import run_trainer
 from dflash_offline.train.summary import describe_run
-from dflash_offline.train.warm_start import WarmStart, file_sha256
+from dflash_offline.train.warm_start import WarmStart
 from dflash_offline.watch import Channel
 
 # Nothing here is a default of the config or of the target.
@@ -94,7 +97,7 @@ def test_what_is_not_given_comes_from_the_folder(tiny_store, tmp_path, start) ->
 def test_step_0_has_the_very_weights_of_the_folder(tiny_store, tmp_path, folder_dtype, run_dtype) -> None:
     folder = write_start(tmp_path / "start", dtype=folder_dtype)
     config = make_config(tiny_store, tmp_path / "run", folder, f"dtype={run_dtype}")
-    _, wanted = read_zlab(folder)
+    _, wanted = read_drafter_folder(folder)
     trainer = Trainer(check(config), torch.device("cpu"), Channel(Pipe()[1], "trainer"))
     assert trainer.facts.init is not None
     trainer.warm_start(WarmStart(**trainer.facts.init))
@@ -162,6 +165,43 @@ def test_a_window_for_a_drafter_without_one_slides_every_layer(tiny_store, tmp_p
     full = write_start(tmp_path / "start", dataclasses.replace(START, attention=(AttentionKind(),) * 3))
     facts = check(make_config(tiny_store, tmp_path / "run", full, "drafter.window=12")).facts
     assert facts.spec.attention == (AttentionKind(12),) * 3
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["ours", "released"])
+def test_a_speculators_folder_starts_the_same_run(tiny_store, tmp_path, is_told) -> None:
+    """One that the speculators library wrote does not say how many layers the target has; the store does."""
+    spec = dataclasses.replace(START, attention=(AttentionKind(),) * 3)
+    start = write_start(tmp_path / "start", spec)
+    told = {"name": "target", "architecture": "Qwen3ForCausalLM", "num_layers": 6, "hidden_size": 32, "vocab_size": 64}
+    wanted = ExportConfig(out=str(tmp_path / "speculators"), format="speculators", target="target")
+    export(start, wanted, read_target=lambda _: told)
+    path = tmp_path / "speculators" / "config.json"
+    config = json.loads(path.read_text())
+    if not is_told:
+        del config["transformer_layer_config"]["num_target_layers"]
+        path.write_text(json.dumps(config))
+    run = make_config(tiny_store, tmp_path / "run", tmp_path / "speculators")
+    assert check(run).facts.spec == spec
+    masters = load(train_inside(run), 0).weights
+    _, wanted_weights = read_drafter_folder(start)
+    assert all(torch.equal(masters[name], tensor) for name, tensor in wanted_weights.items())
+
+
+def test_a_drafter_that_samples_from_the_anchor_starts_no_run(tiny_store, tmp_path) -> None:
+    folder = write_start(tmp_path / "start")
+    config = json.loads((folder / "config.json").read_text())
+    config["dflash_config"]["shift_label"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="samples from the anchor"):
+        check(make_config(tiny_store, tmp_path / "run", folder))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_option_is_the_field() -> None:
+    command = COMMANDS["train"][0]()
+    context = command.make_context("train", ["--warm-start", "released"])
+    given = {p.name: context.params[p.name] for p in command.params if p.name}
+    assert resolved(TrainConfig, "train", given).drafter.init == "released"
 
 
 OTHERS: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,333 @@
+"""Runs the target over groups of segments, one batch ahead of what is judged and handed to the writer.
+
+A batch is sent to the device, and while it computes the one before it, whose states were copied meanwhile, is judged
+and handed over; so the device waits neither for a copy nor, while the ring has room, for the disk. At most two batches
+are on the device. Which samples share a batch, and all that is written of them, do not depend on any of this.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from .. import UserError
+from ..store.codecs import get_codec
+from ..store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, columns, read_plan
+from ..store.manifest import Manifest
+from ..store.samples import SampleTable
+from ..watch import Channel
+from .batching import make_batches
+from .copying import Mark, SideStream
+from .dealing import CheckedAgain, Compiled, Group, Halved, Note, Order, Recorded
+from .int8_rows import encode_states, errors
+from .recheck import chosen_again
+from .soundness import Alone, check_target, fault_against, has_zero_state, is_finite, peaks_there, run_alone
+from .writing import Entry, Room
+
+if TYPE_CHECKING:
+    from .targets.hf import HfTarget
+
+MEASURED_EVERY = 101  # positions; a prime, so that no place in a chunk or a sample is preferred
+
+
+class StateWriter(Protocol):
+    """Where a worker's encoded states go: a process of their own, or straight to the disk."""
+
+    def room(self, shape: tuple[int, ...]) -> Room:
+        """Memory for encoded rows [Lt (+1), N, S, row_bytes]; waits until there is some."""
+        ...
+
+    def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
+        """Takes the room, now filled."""
+        ...
+
+
+@dataclass(slots=True)
+class Again:
+    """A sample that was run a second time, alone, and its states from the batch: taps [Lt, n, H], last [n, H]."""
+
+    alone: Alone
+    taps: torch.Tensor
+    last: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch that was sent to the device: what is wanted of it, and what is on its way to the host."""
+
+    batch: np.ndarray
+    """Rows of the plan [N]."""
+    wanted: np.ndarray
+    """Places in the batch."""
+    rows: torch.Tensor
+    """Encoded states [Lt (+1), N, S, row_bytes] u8, on the device."""
+    peaks: torch.Tensor
+    """The largest magnitude of each state [Lt (+1), N, S] fp32, on the device."""
+    errors: torch.Tensor | None
+    """Of the measured positions of all wanted samples [Lt (+1), M] fp64, on the device."""
+    num_measured: list[int]
+    again: dict[int, Again]
+    """By place in the batch."""
+    computed: Mark
+    room: Room | None = None
+    here: dict[str, torch.Tensor] = field(default_factory=dict)
+    """peaks and errors on the host, once `copied`."""
+    copied: Mark = field(default_factory=Mark)
+
+
+class Recorder:
+    """Runs the target over groups of segments; holds the states of two batches at a time."""
+
+    def __init__(self, channel: Channel, order: Order, manifest: Manifest, target: "HfTarget") -> None:
+        self.channel = channel
+        self.target = target
+        self.manifest = manifest
+        self.codec = get_codec(manifest.codec)
+        self.order = order
+        self.token_budget = order.token_budget
+        self.side = SideStream(target.device)
+        self.pending: Sent | None = None
+        self.is_checked = False
+        store_dir = Path(order.store_dir)
+        self.samples = SampleTable(store_dir / "plan")
+        plan = columns(read_plan(store_dir, manifest.plan_sha256))
+        names = ("sample_id", "segment", "position", "n", "first", "tokens_file", "tokens_row")
+        self.plan = {name: plan[name] for name in names}
+        self.lengths = plan["first"].astype(np.int64) + plan["n"]  # tokens to run of each sample [N]
+        content = self.samples.column("content")[plan["sample_id"]]  # [N] u64
+        self.is_chosen_again = chosen_again(content, self.lengths)  # [N] bool
+        self.has_told_fault = False
+
+    def largest_batch_bytes(self) -> int:
+        """Bytes that the encoded states of any batch of this store fit into."""
+        tokens = max(int(self.plan["n"].max()), min(self.token_budget, 2 * int(self.lengths.sum())))
+        planes = len(self.manifest.tap_layers) + int(self.manifest.has_last)
+        return tokens * planes * self.codec.row_bytes(self.manifest.hidden_size)
+
+    def record(self, group: Group, writer: StateWriter) -> None:
+        """Records the wanted segments of a group.
+
+        The batches are those of the whole group, whatever is wanted of it, so that a resumed
+        group gives the same bytes; a batch without a wanted sample is not run. Samples leave as
+        their batches come, so memory holds two batches and the writer one open file per segment.
+        Raises UserError where the device's memory does not hold a batch for the second time.
+        """
+        first, last = np.searchsorted(self.plan["segment"], [group.segments.start, group.segments.stop])
+        rows = np.arange(first, last)
+        while len(rows):
+            rows = self.record_rows(rows, group.wanted, writer)
+
+    def record_rows(self, rows: np.ndarray, wanted: frozenset[int], writer: StateWriter) -> np.ndarray:
+        """Records samples, rows of the plan; gives those that are left where a batch did not fit into memory."""
+        batches = [rows[batch] for batch in make_batches(self.lengths[rows], self.token_budget)]
+        if not self.is_checked and not self.fits(lambda: self.check(batches), batches[0]):
+            return rows
+        for number, batch in enumerate(batches):
+            is_wanted = [segment in wanted for segment in self.plan["segment"][batch].tolist()]
+            if not any(is_wanted):
+                continue
+            sent: list[Sent] = []
+            places = np.flatnonzero(is_wanted)
+            has_fit = self.fits(lambda: sent.append(self.send(batch, places)), batch)  # noqa: B023
+            self.settle(writer)
+            if not has_fit:
+                return np.sort(np.concatenate(batches[number:]))
+            self.copy(sent[0], writer)
+        self.settle(writer)
+        return rows[:0]
+
+    def fits(self, run: Callable[[], None], batch: np.ndarray) -> bool:
+        """Runs it; False where the device's memory does not hold it and smaller batches are to be tried, once."""
+        failure = ""
+        try:
+            run()
+        except torch.OutOfMemoryError as error:
+            failure = str(error).splitlines()[0]
+        if failure:  # here nothing of the failed forward is alive any more
+            self.halve(batch, failure)
+        return not failure
+
+    def halve(self, batch: np.ndarray, failure: str) -> None:
+        """Halves the token budget, once. Raises UserError the second time."""
+        device, longest = self.order.device, int(self.lengths[batch].max())
+        if self.token_budget < self.order.token_budget or self.token_budget == 1:
+            raise UserError(
+                f"{device} ran out of memory a second time, with {len(batch)} sample(s) of up to {longest:,} tokens "
+                f"and token_budget = {self.token_budget:,}, half of {self.order.token_budget:,}: {failure}",
+                f"room beside the target for the states and the forward of {len(batch) * longest:,} tokens; "
+                f"{self.states_bytes(len(batch) * longest) / 1e9:.2f} GB of it are the states that are recorded",
+                f"give --token-budget {max(1, self.token_budget // 2)}, fewer --taps, or more --gpus-per-shard; "
+                "committed segments stay, and states are the same within rounding",
+            )
+        self.token_budget = max(1, self.token_budget // 2)
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
+        detail = f"{len(batch)} sample(s) of up to {longest:,} tokens did not fit: {failure}"
+        self.channel.tell(Halved(device, self.token_budget, detail))
+
+    def states_bytes(self, num_tokens: int) -> int:
+        """Bytes of the recorded states of so many tokens as they come from the forward."""
+        planes = len(self.manifest.tap_layers) + int(self.manifest.has_last)
+        return num_tokens * planes * self.manifest.hidden_size * self.target.dtype.itemsize
+
+    def check(self, batches: list[np.ndarray]) -> None:
+        """Before this worker's first segment: is the target, run in batches, the target run alone?"""
+        padded = (b for b in batches if len(b) > 1 and self.lengths[b[0]] > self.lengths[b[-1]])
+        ids, lengths = self.load(next(padded, batches[0]))
+        check_target(self.target, ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)
+        self.is_checked = True
+
+    def send(self, batch: np.ndarray, wanted: np.ndarray) -> Sent:
+        """Sends one batch to the device: the forward, the judging and the encoding, so that int8 halves the copy."""
+        ids, lengths = self.load(batch)
+        taps, final = self.target.record(
+            ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last, shape=self.compiled_shape(batch)
+        )
+        states = taps if final is None else torch.cat([taps, final[None]])  # [Lt (+1), N, S, H]
+        first, n = self.plan["first"][batch], self.plan["n"][batch]
+        stored = recorded_part(states.to(torch.bfloat16), first, n, self.side)  # [Lt (+1), N, longest n, H]
+        rows = encode_states(stored, self.codec.outliers)
+        measured, counts = self.measure(stored, rows, batch, wanted)
+        return Sent(
+            batch=batch,
+            wanted=wanted,
+            rows=rows,
+            peaks=peaks_there(stored),
+            errors=measured,
+            num_measured=counts,
+            again={
+                place: self.run_again(int(self.lengths[batch[place]]), ids[place], taps[:, place], final, place)
+                for place in wanted.tolist()
+                if self.is_chosen_again[batch[place]]
+            },
+            computed=self.side.computed(),
+        )
+
+    def compiled_shape(self, batch: np.ndarray) -> tuple[int, int] | None:
+        """The shape that a batch is padded to where the target is compiled; a new one is told."""
+        if not self.order.compile:
+            return None
+        compiled = self.target.compiled
+        shape = compiled.shape_for(len(batch), int(self.lengths[batch].max()), self.token_budget)
+        if shape is not None and shape not in compiled.shapes:
+            self.channel.tell(Compiled(self.order.device, len(compiled.shapes) + 1))
+        return shape
+
+    def run_again(self, n: int, ids: torch.Tensor, taps: torch.Tensor, final: torch.Tensor | None, place: int) -> Again:
+        """Sends a sample of ids [S], n of them real, to the device once more, alone."""
+        last = None if final is None else final[place, :n]
+        alone = run_alone(self.target, ids[:n], self.manifest.tap_layers, with_head=last is not None)
+        return Again(alone, taps[:, :n], last)
+
+    def measure(
+        self, states: torch.Tensor, rows: torch.Tensor, batch: np.ndarray, wanted: np.ndarray
+    ) -> tuple[torch.Tensor | None, list[int]]:
+        """Errors of some states [Lt, N, S, H] of the wanted samples, where the codec has any, and how many of each."""
+        if self.codec.outliers is None:
+            return None, []
+        places = [
+            measured_places(int(self.plan["position"][row]), int(self.plan["n"][row])) for row in batch[wanted].tolist()
+        ]
+        counts = [len(own) for own in places]
+        index = np.stack([np.repeat(wanted, counts), np.concatenate(places)])  # [2, M]
+        sample, place = self.side.upload(index)
+        return errors(states[:, sample, place], rows[:, sample, place], self.codec.outliers), counts
+
+    def copy(self, sent: Sent, writer: StateWriter) -> None:
+        """Starts the copy of a batch into the writer's memory, as soon as there is some."""
+        sent.room = writer.room(tuple(sent.rows.shape))
+        pairs = [(sent.rows, sent.room.rows)]
+        for name, there in (("peaks", sent.peaks), ("errors", sent.errors)):
+            if there is not None:
+                sent.here[name] = self.side.host(there)
+                pairs.append((there, sent.here[name]))
+        sent.copied = self.side.copy(pairs, sent.computed)
+        self.pending = sent
+
+    def settle(self, writer: StateWriter) -> None:
+        """Judges the batch whose copy was started last, and hands it to the writer."""
+        sent, self.pending = self.pending, None
+        if sent is None:
+            return
+        sent.copied.wait()
+        assert sent.room is not None
+        peak, n = sent.here["peaks"].numpy(), self.plan["n"][sent.batch]
+        entries = [
+            Entry(int(sent.batch[place]), place, status_of(peak[:, place, : n[place]]))
+            for place in sent.wanted.tolist()
+        ]
+        entries = [self.checked_again(entry, sent) for entry in entries]
+        writer.put(sent.room, with_errors(entries, sent))
+        self.channel.tell(Recorded(int(n[sent.wanted].sum()), sent.room.waited_s))
+
+    def checked_again(self, entry: Entry, sent: Sent) -> Entry:
+        """The entry, marked as failed where the sample alone has other states than in its batch."""
+        again = sent.again.get(entry.place)
+        if again is None or entry.status != STATUS_OK:
+            return entry
+        with self.side.beside(sent.computed):
+            fault = fault_against(self.target, again.alone, again.taps, again.last, self.manifest.tap_layers)
+        self.channel.tell(CheckedAgain(again.taps.shape[1], fault is not None))
+        if fault is None:
+            return entry
+        if not self.has_told_fault:
+            self.has_told_fault = True
+            sample = int(self.plan["sample_id"][entry.row])
+            self.channel.tell(Note(f"sample {sample} is marked as failed: {fault.happened} ({fault.expected})"))
+        return replace(entry, status=STATUS_FAILED)
+
+    def load(self, batch: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids [N, S] long, zero-padded on the right, on the device; lengths [N] long, on the CPU.
+
+        Only tokens up to the last recorded one are run: a causal target's states there see nothing later.
+        """
+        lengths = self.lengths[batch]  # [N]
+        ids = np.zeros((len(batch), int(lengths.max())), dtype=np.int64)  # [N, S]
+        for place, (row, n) in enumerate(zip(batch.tolist(), lengths.tolist())):
+            tokens, _ = self.samples.tokens_at(int(self.plan["tokens_file"][row]), int(self.plan["tokens_row"][row]))
+            ids[place, :n] = tokens[:n]
+            if ids[place].max() >= self.target.facts.vocab_size:
+                raise UserError(
+                    f"sample {self.plan['sample_id'][row]} holds token id {ids[place].max()}",
+                    f"ids below the {self.target.facts.vocab_size} rows of the target's embedding",
+                    "prepare the data with the target's own tokenizer",
+                )
+        return self.side.upload(ids), torch.from_numpy(lengths)
+
+
+def recorded_part(states: torch.Tensor, first: np.ndarray, n: np.ndarray, side: SideStream) -> torch.Tensor:
+    """States [Lt, N, longest n, H] of the tokens first .. first + n - 1 [N] of states [Lt, N, S, H].
+
+    What lies behind a sample's n is padding: repetitions of its last state in the batch.
+    """
+    if not first.any():
+        return states
+    places = first[:, None].astype(np.int64) + np.arange(int(n.max()))  # [N, longest n]
+    index = side.upload(np.minimum(places, states.shape[2] - 1))
+    return states[:, torch.arange(len(n), device=states.device)[:, None], index]
+
+
+def with_errors(entries: list[Entry], sent: Sent) -> tuple[Entry, ...]:
+    """The entries with the errors that were measured of them, of sound ones only."""
+    if sent.errors is None:
+        return tuple(entries)
+    parts = np.split(sent.here["errors"].numpy(), np.cumsum(sent.num_measured)[:-1], axis=1)  # each [Lt (+1), M]
+    return tuple(
+        replace(entry, errors=part.reshape(-1) if entry.status == STATUS_OK else part[:, :0].reshape(-1))
+        for entry, part in zip(entries, parts)
+    )
+
+
+def measured_places(position: int, n: int) -> np.ndarray:
+    """Which of a sample's n recorded positions are measured: every 101st of the segment, whoever records it."""
+    return np.arange((MEASURED_EVERY // 2 - position) % MEASURED_EVERY, n, MEASURED_EVERY)
+
+
+def status_of(peak: np.ndarray) -> int:
+    """The status of a sample from the largest absolute value of each of its states, [Lt, n]."""
+    if not is_finite(peak):
+        return STATUS_NON_FINITE
+    return STATUS_FAILED if has_zero_state(peak) else STATUS_OK

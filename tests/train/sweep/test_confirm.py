@@ -1,0 +1,37 @@
+"""The best K decode with the target: which ones, with which settings, and what is kept."""
+
+from pathlib import Path
+
+from dflash_offline.train.evaluate.config import EvaluateConfig
+from dflash_offline.train.sweep.check import Device
+from dflash_offline.train.sweep.record import RunRecord, Sweep, read_sweep
+from dflash_offline.train.sweep.report import SweepReport
+from dflash_offline.train.sweep.sweep import confirm
+
+
+def test_the_best_runs_decode_once(lab, tmp_path):
+    own = {"store": "", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
+    runs = [RunRecord(number=i, overrides={}, state="finished", results=results(1.0 + i / 10)) for i in (1, 2, 3)]
+    runs += [RunRecord(number=4, overrides={}, state="out", rungs=[{"acceptance_length": 9.0}])]
+    sweep = Sweep(folder=tmp_path, halving=None, runs=runs, ranking=[3, 2, 1, 4], **own)
+    asked: list[tuple[Path, EvaluateConfig]] = []
+
+    def examine(run_dir: Path, config: EvaluateConfig) -> dict:
+        asked.append((run_dir, config))
+        return results(3.0) | {"num_equal": 7, "speed_up": 1.5, "num_prompts": 8, "histogram": [1]}
+
+    for most in (1, 2, 9):
+        confirm(lab.config_of(tmp_path, tmp_path, confirm=most, confirm_limit=8), sweep, Device("cpu"), examine)
+    assert [run_dir for run_dir, _ in asked] == [tmp_path / "runs" / f"000{number}" for number in (3, 2, 1)]
+    assert {(config.offline, config.limit, config.device, config.target) for _, config in asked} == {
+        (False, 8, "cpu", None)
+    }
+    kept = read_sweep(tmp_path)
+    assert kept is not None
+    assert [run.decoded and run.decoded["num_equal"] for run in kept.runs] == [7, 7, 7, None]
+    assert "run 3 decoded with the target: 3.000 tokens a forward, 7/8 answers" in SweepReport(sweep).decoded()[1]
+
+
+def results(length: float) -> dict:
+    means = {"acceptance_length": length, "acceptance_length_cycles": length}
+    return {**means, "intervals": {name: [length - 0.1, length + 0.1] for name in means}}

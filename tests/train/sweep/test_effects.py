@@ -1,0 +1,105 @@
+"""Ranking and main effects, against the formulas written out with numpy."""
+
+import numpy as np
+import pytest
+from dflash_offline.train.sweep.effects import main_effects, ranked, share_text
+from dflash_offline.train.sweep.plots import plot_effects
+from dflash_offline.train.sweep.record import DEFINITIONS, RunRecord, Sweep
+from dflash_offline.train.sweep.report import SweepReport
+
+
+def finished(number: int, overrides: dict, length: float, parameters: int = 100) -> RunRecord:
+    results = {"acceptance_length": length, "num_parameters": parameters}
+    return RunRecord(number=number, overrides=overrides, state="finished", results=results)
+
+
+def sweep_of(folder, runs: list[RunRecord], halving=None) -> Sweep:
+    fields = list(dict.fromkeys(name for run in runs for name in run.overrides))
+    own = {"store": "/store", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "base": {}}
+    return Sweep(folder=folder, fields=fields, halving=halving, runs=runs, **own)
+
+
+def rung(step: int, length: float) -> dict:
+    return {"step": step, "acceptance_length": length, "acceptance_length_cycles": length, "is_kept": True}
+
+
+def test_the_ranking_goes_by_acceptance_then_parameters_then_number():
+    runs = [finished(1, {}, 1.5, 200), finished(2, {}, 1.5, 100), finished(3, {}, 2.0, 900), finished(4, {}, 1.5, 100)]
+    late = RunRecord(number=5, overrides={}, state="out", rungs=[rung(5, 9.0), rung(9, 3.0)])
+    early = RunRecord(number=6, overrides={}, state="out", rungs=[rung(5, 9.5)])
+    nothing = RunRecord(number=7, overrides={}, state="failed")
+    assert ranked([*runs, early, nothing, late]) == [3, 2, 4, 1, 5, 6]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_and_means_are_those_of_the_slow_formula(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    runs = [
+        finished(
+            i,
+            {"drafter.num_layers": int(rng.integers(1, 4)), "optim.name": str(rng.choice(["muon", "adamw"]))},
+            float(rng.normal(2, 0.3)),
+        )
+        for i in range(1, 25)
+    ]
+    lengths = np.array([run.acceptance for run in runs])
+    effects = {effect["field"]: effect for effect in main_effects(sweep_of(tmp_path, runs))}
+    for name, found in effects.items():
+        values = np.array([str(run.overrides[name]) for run in runs])
+        between = sum((values == v).sum() * (lengths[values == v].mean() - lengths.mean()) ** 2 for v in set(values))
+        assert found["share"] == pytest.approx(between / ((lengths - lengths.mean()) ** 2).sum())
+        for value in found["values"]:
+            own = lengths[values == value["label"]]
+            assert (value["mean"], value["num_runs"]) == (pytest.approx(own.mean()), len(own))
+            assert (value["low"], value["high"]) == (own.min(), own.max())
+    shares = [effect["share"] for effect in main_effects(sweep_of(tmp_path, runs))]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_many_numbers_are_cut_into_thirds(tmp_path):
+    runs = [finished(i, {"optim.lr": 10.0**-i, "seed": 1}, float(i)) for i in range(1, 10)]
+    (effect,) = main_effects(sweep_of(tmp_path, runs))  # the seed has one value: no effect
+    assert [(value["label"], value["num_runs"]) for value in effect["values"]] == [
+        ("low third", 3),
+        ("middle third", 3),
+        ("high third", 3),
+    ]
+    assert [value["mean"] for value in effect["values"]] == [8.0, 5.0, 2.0]
+
+
+def test_with_rungs_effects_are_those_of_the_first_one(tmp_path):
+    runs = [finished(i, {"seed": i % 2}, 9.0) for i in (1, 2)]
+    runs += [RunRecord(number=3, overrides={"seed": 1}, state="out")]
+    for run, length in zip(runs, (1.0, 2.0, 3.0)):
+        run.rungs = [rung(5, length)]
+    (effect,) = main_effects(sweep_of(tmp_path, runs, {"steps": [5], "keep": 0.5}))
+    assert effect["step"] == 5
+    assert {value["label"]: value["mean"] for value in effect["values"]} == {"1": 2.0, "0": 2.0}
+    assert effect["share"] == 0.0
+
+
+def test_equal_runs_have_no_share_and_one_run_no_effect(tmp_path):
+    runs = [finished(i, {"seed": i}, 2.0) for i in (1, 2)]
+    assert main_effects(sweep_of(tmp_path, runs))[0]["share"] is None
+    assert main_effects(sweep_of(tmp_path, runs[:1])) == []
+
+
+def test_shares_of_fields_that_go_together_add_up_to_more_than_all_and_that_is_said(tmp_path):
+    runs = [finished(i, {"seed": i % 2, "optim.lr": 0.1 * (i % 2)}, 2.0 + i % 2) for i in range(4)]
+    sweep = sweep_of(tmp_path, runs)
+    sweep.effects = main_effects(sweep)
+    assert sum(effect["share"] for effect in sweep.effects) == pytest.approx(2.0)
+    text = "\n".join(SweepReport(sweep).effects())
+    assert "  seed: 100 % of the variance, this field alone" in text
+    assert "add up to more than 100 %" in text
+    assert [share_text(effect) for effect in sweep.effects] == ["100 % of the variance, this field alone"] * 2
+    assert "Each field alone" in DEFINITIONS["share"]
+
+
+def test_the_picture_is_drawn_where_there_is_an_effect(tmp_path):
+    sweep = sweep_of(tmp_path, [finished(i, {"seed": i, "optim.lr": 0.1 * i}, 2.0 + i) for i in (1, 2)])
+    assert plot_effects(sweep) is None
+    sweep.effects = main_effects(sweep)
+    path = plot_effects(sweep)
+    assert path is not None
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,133 @@
+"""Which run trains next, and what becomes of one: the sweep's side of the pool.
+
+Every change is in sweep.json before the next thing happens. Knows records and messages; starts no process itself.
+"""
+
+import dataclasses
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from ... import UserError
+from ...progress import say
+from ...settings import as_dict
+from ...watch import ChildDied, Job, PeerLost, Stalled
+from ..metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, read_metrics
+from ..rank import Rank
+from ..sinks import CLOSE_S, HURRIED_S, Sinks
+from .check import Device, config_of
+from .effects import main_effects, ranked
+from .halving import decide, may_try_again
+from .one_run import MEASURED, train_one
+from .record import FAILED, FINISHED, INTERRUPTED, PAUSED, RUNNING, WAITING, RunRecord, Sweep
+from .table import LiveTable
+
+NOT_BY_ITSELF = (ChildDied, PeerLost, Stalled, OSError)
+"""Ends that say nothing of the run: the same command takes it up again, and until then a rung waits for it."""
+
+
+class Schedule:
+    """The runs of a sweep on its devices; see `pool.Work`."""
+
+    def __init__(self, sweep: Sweep, devices: Sequence[Device], table: LiveTable) -> None:
+        self.sweep, self.devices, self.table = sweep, devices, table
+        self.sinks: dict[str, Sinks] = {}
+        self.by_name = {f"run {run.number}": run for run in sweep.runs}
+
+    def next_job(self, device: str) -> Job | None:
+        """The waiting run with the lowest number, to its next rung or to its end."""
+        run = next(iter(self.sweep.with_state(WAITING)), None)
+        if run is None:
+            return None
+        config = dataclasses.replace(config_of(self.sweep, run, device), stop_at=self.next_rung(run))
+        name = f"run {run.number}"
+        self.sinks[name] = Sinks(config.sinks, self.sweep.folder / run.folder, as_dict(config))
+        rank = Rank(device=device, num_local=len(self.devices))
+        run.state, run.device, run.error = RUNNING, device, None
+        self.sweep.write()
+        self.table.started(run)
+        return Job(name, train_one, (config, rank, str(self.sweep.folder / run.log)))
+
+    def next_rung(self, run: RunRecord) -> int | None:
+        """The step at which the run is compared next; None where it goes to its end."""
+        return next(iter(self.sweep.rungs[len(run.rungs) :]), None)
+
+    def hear(self, name: str, message: Any) -> None:
+        """What a trainer tells: its kind and its numbers."""
+        run, (kind, numbers) = self.by_name[name], message
+        if kind == "start":
+            run.step = numbers["step"]
+            self.sinks[name].open(numbers["step"], numbers["is_resumed"])
+        elif kind in (TRAIN, EXAM, ORIGIN):
+            run.step = numbers["step"]
+            self.sinks[name].write(kind, numbers)
+        elif kind == "paused" and self.next_rung(run) is not None:
+            run.rungs.append(self.rung(run))
+            run.state = PAUSED
+        elif kind == MEASURED:
+            run.results, run.state, run.step = numbers, FINISHED, numbers["step"]
+        elif kind in ("spike", "notes"):
+            return
+        self.table.heard(run, kind, numbers)
+
+    def rung(self, run: RunRecord) -> dict[str, Any]:
+        """What the exam of the run's next rung found."""
+        step = self.next_rung(run)
+        exams = read_metrics(self.sweep.folder / run.folder / METRICS_NAME, EXAM)
+        exam = next(line for line in exams if line["step"] == step)
+        names = ("step", "acceptance_length", "acceptance_length_cycles")
+        return {**{name: exam[name] for name in names}, "is_kept": None}
+
+    def ended(self, name: str, error: Exception | None) -> None:
+        """Notes how a run's process ended, and decides a rung that waited for it."""
+        run = self.by_name[name]
+        self.sinks.pop(name).close(CLOSE_S if error is None else HURRIED_S)
+        if run.state == RUNNING:
+            run.state, run.error = end_of(error)
+        if error is not None:
+            with (self.sweep.folder / run.log).open("a", encoding="utf-8") as log:
+                log.write("".join(traceback.format_exception(error)))
+        self.settle()
+        self.table.ended(run)
+
+    def settle(self) -> None:
+        """Decides the rungs that can be decided, ranks, and writes."""
+        if self.sweep.halving is not None:
+            for step in decide(self.sweep.runs, self.sweep.rungs, self.sweep.halving["keep"]):
+                self.table.decided(step, self.sweep)
+        self.sweep.ranking = ranked(self.sweep.runs)
+        self.sweep.effects = main_effects(self.sweep)
+        self.sweep.write()
+
+    def tick(self) -> None:
+        self.table.redraw()
+
+    def close(self) -> None:
+        """No process is left: runs that were under way are said to be interrupted."""
+        for sinks in self.sinks.values():
+            sinks.close(HURRIED_S)
+        for run in self.sweep.with_state(RUNNING):
+            run.state, run.error = INTERRUPTED, "the sweep was ended"
+        self.settle()
+        self.table.close()
+
+
+def end_of(error: Exception | None) -> tuple[str, str]:
+    """State and reason of a run whose process ended before the run did."""
+    if error is None:
+        return INTERRUPTED, "told to end, with a checkpoint"
+    first = error.happened if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    is_own = not isinstance(error, NOT_BY_ITSELF)
+    text = str(error) if isinstance(error, (ChildDied, PeerLost, Stalled)) else first
+    return (FAILED if is_own else INTERRUPTED), " ".join(text.split())
+
+
+def take_up(sweep: Sweep) -> None:
+    """Lets runs go on that another command left: those under way, interrupted, or failed with their rung undecided."""
+    for run in sweep.with_state(RUNNING, INTERRUPTED, FAILED):
+        if run.state != FAILED or may_try_again(sweep.runs, run):
+            run.state, run.error = WAITING, None
+    for run in sweep.with_state(FINISHED):
+        if not (sweep.folder / run.folder / METRICS_NAME).exists():
+            say(f"run {run.number} was finished, and {run.folder} is gone: it is trained again")
+            run.state, run.results, run.rungs = WAITING, None, []
