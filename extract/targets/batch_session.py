@@ -132,6 +132,9 @@ def single_reason(target: "HfTarget") -> str | None:
     rope = target.facts.rope.get("rope_type")
     if rope in LENGTH_BOUND_ROPES:
         return f"{rope} rotary angles depend on the longest text"
+    text = target.model.config.get_text_config(decoder=True)
+    if getattr(text, "attn_temperature_tuning", False) and target.facts.max_positions >= text.floor_scale:
+        return "attention that is scaled by the place in the longest text"  # Llama 4: `past_seen_tokens`, 5.24
     others = {type(layer).__name__ for layer in new_cache(target).layers} - MOVED_LAYERS
     return f"cache of {min(others)}" if others else None
 

@@ -107,7 +107,7 @@ def zlab_row(run_dir: Path, prompts: Path, python: Path, folder: Path) -> Row:
     return Row("zlab_prompts_equal", equal, "count", least=len(asked))
 
 
-def offline_row(run_dir: Path, prompts: Path, folder: Path) -> Row:
+def offline_row(run_dir: Path, folder: Path) -> Row:
     """The walk over the store's held-out answers beside decoding, as a share of the latter."""
     exams = {}
     for name, options in (("offline", ["--offline"]), ("decoded", ["--max-new-tokens", str(MAX_NEW_TOKENS)])):
@@ -142,7 +142,7 @@ def main() -> None:
             rows.append(zlab_row(args.run, args.prompts, zlab, Path(name)))
         else:
             left_out["zlab_prompts_equal"] = "neither --zlab-python nor --make"
-        rows.append(offline_row(args.run, args.prompts, Path(name)))
+        rows.append(offline_row(args.run, Path(name)))
     show("serve", rows, left_out)
 
 

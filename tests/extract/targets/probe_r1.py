@@ -7,7 +7,7 @@ from dflash_offline.extract.targets.session import Session
 
 
 NEW = {
- "llama4-chunk": dataclasses.replace(VERIFIED["llama4"], fields=VERIFIED["llama4"].fields | {"attention_chunk_size": 8, "no_rope_layers":[1,1,1,0], "floor_scale":4, "attn_scale":0.5}),
+ "llama4-chunk": dataclasses.replace(VERIFIED["llama4"], fields=VERIFIED["llama4"].fields | {"attention_chunk_size": 8}),
 }
 @pytest.mark.parametrize("name", list(NEW))
 def test_x(family_folder, loaded, name):
