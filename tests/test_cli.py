@@ -1,8 +1,8 @@
 """The front door: speed, help, exit codes, and docs/cli.md as the help output."""
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -34,11 +34,13 @@ def test_the_cli_page_is_the_help_output() -> None:
 
 
 def test_help_answers_at_once() -> None:
+    """In processor time, which does not depend on what else the machine is doing."""
     times = []
     for _ in range(3):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run("--help")
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
     assert min(times) < 0.5, times
 
