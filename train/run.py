@@ -49,6 +49,7 @@ def resolve_facts(
     device_type: str,
     old: RunFacts | None = None,
     num_ranks: int = 1,
+    look: "StoreLook | None" = None,
 ) -> RunFacts:
     """What this command would train: every default filled in, from the store, the type of device and the ranks.
 
@@ -72,7 +73,8 @@ def resolve_facts(
     shuffle = config.rows.shuffle_segments
     rows_per_step = config.rows.rows_per_step or (num_ranks if old is None else old.rows_per_step)
     require_rows(rows_per_step, num_ranks)
-    rows_per_epoch = len(RowOrder.of(reader, train, shape, seed=config.seed, shuffle_segments=shuffle).rows(0))
+    order = RowOrder.of(reader, train, shape, seed=config.seed, shuffle_segments=shuffle)
+    rows_per_epoch = (look or StoreLook()).count_rows(order)
     return RunFacts(
         spec=spec,
         init=dataclasses.asdict(start) if start is not None else None,
@@ -140,6 +142,21 @@ def num_steps(epochs: float, rows_per_epoch: int, rows_per_step: int) -> int:
     return math.ceil(epochs * rows_per_epoch / rows_per_step)
 
 
+class StoreLook:
+    """What the check of a run asks of the store; one that answers for many runs may remember it."""
+
+    def open(self, store: Path, partial: bool) -> StoreReader:
+        return StoreReader(store, partial=partial)
+
+    def count_rows(self, order: RowOrder) -> int:
+        """Rows of the first pass."""
+        return len(order.rows(0))
+
+    def count_holding(self, reader: StoreReader, token: int) -> int:
+        """Samples whose text holds the token."""
+        return sum(bool((reader.tokens(i)[0] == token).any()) for i in range(len(reader)))
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run whose command was checked: what it trains, on which store, into which folder."""
@@ -171,29 +188,34 @@ class Run:
 
 
 def check_run(
-    config: TrainConfig, device_type: Callable[[], str], card_bytes: int | None = None, num_ranks: int = 1
+    config: TrainConfig,
+    device_type: Callable[[], str],
+    card_bytes: int | None = None,
+    num_ranks: int = 1,
+    look: StoreLook | None = None,
 ) -> Run:
     """Opens the store and compares the command with the run that RUN already holds; writes nothing.
 
-    `device_type` is asked only for a new run; `card_bytes` is the memory of its smallest card, None on a CPU. Raises
+    `device_type` is asked only for a new run; `card_bytes` is the memory of its smallest card, None on a CPU; `look`
+    opens the store. Raises
     UserError for a missing, unfinished or unfit store, for a run of other facts, naming them with both values, and
     for one that the card has no room for.
     """
-    run_dir = Path(config.out)
+    run_dir, look = Path(config.out), look or StoreLook()
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
     if old is None:
         require_own(run_dir)
-        reader = StoreReader(Path(config.store), partial=config.partial)
+        reader = look.open(Path(config.store), config.partial)
         has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
         segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
-        facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks)
+        facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks, look=look)
         facts, choice = fit(config, facts, reader, None, card_bytes)
-        num_holding = count_mask_token(reader, facts)
+        num_holding = count_mask_token(reader, facts, look)
         require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
         return Run(config, facts, reader, is_new=True, num_holding_mask=num_holding, choice=choice)
-    reader = StoreReader(Path(config.store), partial=old.segments != ALL)
+    reader = look.open(Path(config.store), old.segments != ALL)
     require_same_store(run_dir, old, reader.manifest)
-    facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks)
+    facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks, look)
     require_same_run(run_dir, old, facts)
     facts, choice = fit(config, facts, reader, old, card_bytes)
     return Run(config, facts, reader, is_new=False, choice=choice)
@@ -235,12 +257,12 @@ def make_folder(run_dir: Path) -> None:
         raise storage_error(error, run_dir) from error
 
 
-def count_mask_token(reader: StoreReader, facts: RunFacts) -> int:
+def count_mask_token(reader: StoreReader, facts: RunFacts, look: StoreLook) -> int:
     """Samples that hold the mask token; none are looked at where it lies beyond the tokenizer."""
     token = facts.spec.mask_token_id
     if token >= facts.target["tokenizer_size"]:
         return 0
-    return sum(bool((reader.tokens(i)[0] == token).any()) for i in range(len(reader)))
+    return look.count_holding(reader, token)
 
 
 def require_unchanged(run: Run) -> None:

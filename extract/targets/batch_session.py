@@ -134,7 +134,7 @@ def single_reason(target: "HfTarget") -> str | None:
         return f"{rope} rotary angles depend on the longest text"
     text = target.model.config.get_text_config(decoder=True)
     if getattr(text, "attn_temperature_tuning", False) and target.facts.max_positions >= text.floor_scale:
-        return "attention that is scaled by the place in the longest text"  # Llama 4: `past_seen_tokens`, 5.24
+        return "attention is scaled by places in the longest text"  # Llama 4 counts the cache (transformers 5.24)
     others = {type(layer).__name__ for layer in new_cache(target).layers} - MOVED_LAYERS
     return f"cache of {min(others)}" if others else None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import UserError
 from .acceptance import format_number
+from .evaluate_report import FORMAT, OFFLINE
 from .evaluation_file import EVALUATION_NAME, prompts_of, read_evaluation
 from .intervals import Interval, bootstrap, interval_text, ratio_interval
 
@@ -26,7 +27,8 @@ SAME = {
 """Facts that two results share, or they measure different things; a result that lacks one lacks it for both."""
 COMPARED = ("acceptance_length", "acceptance_length_cycles")
 SHOWN_NAMES = 5
-Key = tuple[str, str]
+FEWEST = 8  # conversations of a verdict: of 2 equal drafters' 48 % of all intervals leave 0 out, of 8 5 % (simulated)
+Key = tuple[str, str, int | None]
 Prompt = Mapping[str, Any]
 
 
@@ -36,6 +38,7 @@ class Difference:
 
     task: str | None
     num_prompts: int
+    num_conversations: int
     a: float
     b: float
     interval: Interval | None
@@ -65,14 +68,14 @@ class CompareReport:
         """In one line: who is better, by the paired difference over all tasks."""
         whole = self.differences[0]
         gain, interval = whole.b - whole.a, whole.interval
-        if interval is None:
-            return "no difference can be told: the results share fewer than 2 prompts"
+        if interval is None or whole.num_conversations < FEWEST:
+            return f"no difference can be told: {whole.num_conversations} conversations are fewer than {FEWEST}"
         low, high = interval
         if low > 0:
-            return f"B is better by {gain:.2f} [{low:.2f}, {high:.2f}]"
+            return f"B is better by {gain:.3f} {interval_text(interval)}"
         if high < 0:
-            return f"A is better by {-gain:.2f} [{-high:.2f}, {-low:.2f}]"
-        return f"no difference can be told: B less A is {gain:+.2f} [{low:.2f}, {high:.2f}]"
+            return f"A is better by {-gain:.3f} {interval_text((-high, -low))}"
+        return f"no difference can be told: B less A is {gain:+.3f} {interval_text(interval)}"
 
     def text(self) -> str:
         lines = []
@@ -113,7 +116,7 @@ def compare(first: str, second: str) -> CompareReport:
     """
     sides = read_side(first), read_side(second)
     require_comparable(first, second, *sides)
-    own = [prompts_of(side, name) for side, name in zip(sides, (first, second))]
+    own = [measured(side, name) for side, name in zip(sides, (first, second))]
     shared = [key for key in own[0] if key in own[1]]
     if not shared:
         raise UserError(
@@ -148,7 +151,25 @@ def read_side(given: str) -> dict[str, Any]:
     path = path / EVALUATION_NAME if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"there is no result at {given!r}", "a result file or a run folder", "check the path")
-    return read_evaluation(path)
+    result = read_evaluation(path)
+    if result.get("format") != FORMAT:
+        raise UserError(
+            f"{str(path)!r} is a result of format {result.get('format')}: another version wrote it",
+            f"format {FORMAT}",
+            "evaluate again",
+        )
+    return result
+
+
+def measured(side: Mapping[str, Any], where: str) -> dict[Key, Prompt]:
+    """The measured prompts by name, by what was asked and, offline, by the length of the recorded answer.
+
+    No drafter changes that length: where it differs, two stores hold two answers to one prompt.
+    """
+    is_offline = side["mode"] == OFFLINE
+    return {
+        (*key, prompt["num_tokens"] if is_offline else None): prompt for key, prompt in prompts_of(side, where).items()
+    }
 
 
 def require_comparable(first: str, second: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
@@ -189,6 +210,7 @@ def difference(task: str | None, pairs: Sequence[tuple[Prompt, Prompt]]) -> Diff
     return Difference(
         task=task,
         num_prompts=len(pairs),
+        num_conversations=len(units),
         a=float(np.mean([mean_of(a) for a, _ in pairs])),
         b=float(np.mean([mean_of(b) for _, b in pairs])),
         interval=ratio_interval(gains, np.array([len(unit) for unit in units])),

@@ -91,12 +91,11 @@ def evaluate(
         left_out=left_out,
         next_command=next_command(run_dir, examined),
     )
-    if examined.step is None:  # a folder: no earlier exams are in it, and nothing is drawn into it
-        publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
-        return dataclasses.replace(report, saved=(str(path),))
-    if config.prompts is None:
+    if examined.step is not None and config.prompts is None:  # no earlier exams are in a folder
         report = dataclasses.replace(report, prediction=foretold(run_dir, report.as_dict()))
     publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
+    if examined.step is None or path.parent.resolve() != run_dir.resolve():  # pictures belong to results that lie in RUN
+        return dataclasses.replace(report, saved=(str(path),))
     pictures = plot_run(run_dir, path)
     if isinstance(report.prediction, Prediction):
         pictures.append(plot_prediction(run_dir, report.prediction.points))
@@ -160,7 +159,7 @@ def decoded_exam(
     if lines:
         options = facts.store["data"].get("facts", {}).get("template_options", {})
         ids_of = read_questions(settings["target"], options)
-        found = asked_prompts(lines, ids_of, config.limit)
+        found = asked_prompts(lines, ids_of, config.limit, config.prompts or "")
     prompts = fitting(found, target.facts.max_positions)
     if config.prompts and not prompts.prompts:
         name, reason = prompts.left_out[0]

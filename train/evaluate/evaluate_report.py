@@ -20,6 +20,16 @@ DECODED, OFFLINE = "decoded", "offline"
 EXAM_DEFINITIONS = {
     "mode": "'decoded': the target decoded every prompt, plainly and speculatively; 'offline': drafts were compared "
     "with the recorded answers of a store, which equals decoding where the target wrote them greedily",
+    "format": "version of this file's keys",
+    "step": "updates of the run whose checkpoint this is; null for a drafter's folder",
+    "block_size": "tokens of a block: the anchor, which is known, and block_size - 1 drafts",
+    "max_new_tokens": "most tokens of an answer, the first one and the stop token included; fewer where the target's "
+    "context ends",
+    "temperature": "of target and drafter, 0 is greedy; then top_k (0: all) and top_p (1: all) cut what is drawn from",
+    "seed": "of all draws, together with a prompt's name; null where nothing is drawn",
+    "batch": "prompts decoded together, count; batch_note says why it is 1 where more were asked for",
+    "threads": "CPU threads of torch",
+    "by_task": "the same numbers over the prompts of each task",
     "num_prompts": "prompts decoded, or recorded answers walked (each answer of a conversation is one)",
     "num_equal": "prompts whose speculative answer equals the target's own plain greedy answer, token for token; null "
     "where tokens were sampled: two draws of one distribution differ",
@@ -235,7 +245,7 @@ class EvaluateReport:
             f"prompts    {len(self.acceptance.answers)} from {settings['prompts']}{limit}; "
             f"{len(self.left_out)} left out",
             *([f"formats    {counts_text(settings['formats'])}"] if settings.get("formats") else []),
-            *(f"  {name}: {reason}" for name, reason in self.left_out[:SHOWN_MISMATCHES]),
+            *(f"  {name}: {' '.join(reason.split())}" for name, reason in self.left_out[:SHOWN_MISMATCHES]),
             *([] if self.comparison is None else [decoding_text(settings)]),
             "",
             acceptance_text(self.acceptance),

@@ -14,6 +14,7 @@ from ...store.files import NewFile, storage_error
 EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # in RUN
 PER_PROMPT = "per_prompt"
 MARKS = ("mode", "definitions")  # keys that every result has
+KEPT = ("name", "prompt_sha256", "num_cycles", "num_tokens")  # keys that are read of a prompt
 
 
 def result_path(run_dir: Path, out: str | None, is_offline: bool) -> Path:
@@ -68,7 +69,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 def prompts_of(result: Mapping[str, Any], where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
     """The measured prompts of a result, by their names and the digests of what was asked.
 
-    Raises UserError for a result that does not keep them.
+    Raises UserError for a result that does not keep them, or keeps too little of one.
     """
     if not isinstance(result.get(PER_PROMPT), list):
         raise UserError(
@@ -76,5 +77,11 @@ def prompts_of(result: Mapping[str, Any], where: str) -> dict[tuple[str, str], M
             f"the key {PER_PROMPT}",
             "evaluate again",
         )
-    kept = result[PER_PROMPT]
-    return {(prompt["name"], prompt["prompt_sha256"]): prompt for prompt in kept if prompt["num_cycles"]}
+    for number, prompt in enumerate(result[PER_PROMPT]):
+        if missing := [key for key in KEPT if not isinstance(prompt, dict) or key not in prompt]:
+            raise UserError(
+                f"{where!r} says no {missing[0]} of its prompt {number}",
+                f"the keys {', '.join(KEPT)}",
+                "evaluate again",
+            )
+    return {(prompt["name"], prompt["prompt_sha256"]): prompt for prompt in result[PER_PROMPT] if prompt["num_cycles"]}

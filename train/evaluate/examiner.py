@@ -1,5 +1,6 @@
 """The exam with a target: every prompt decoded plainly and with the drafter, and both compared."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,11 @@ from .target import Session, Target
 CUDA_BATCH = 8  # prompts decoded together where nothing else is asked for
 GROUP = 4  # batches that are decoded plainly before the same prompts are decoded speculatively
 
-Numbered = Sequence[tuple[int, Prompt]]
-
 
 class Examiner:
     """Decodes prompts with one target and one drafter, and compares.
 
-    A prompt's number is its place among all that were examined; its draws depend on that and on the seed alone.
+    A prompt's draws depend on its name and on the seed alone, see `number_of`.
     Raises UserError for a batch that the target does not compute right.
     """
 
@@ -42,7 +41,6 @@ class Examiner:
         self.batch_note = ""
         if self.batch > 1 and target.single_reason is not None:
             self.batch, self.batch_note = 1, target.single_reason
-        self.num_examined = 0
         self.target_side()
 
     @property
@@ -63,20 +61,18 @@ class Examiner:
         """Both decodings of every prompt; short ones before them warm both up and are not timed."""
         block_size = self.drafter.spec.block_size
         comparison, answers = Comparison(), []
-        numbered = list(enumerate(prompts, start=self.num_examined))
-        self.num_examined += len(prompts)
-        self.decode_both(numbered[: self.batch], 2 * block_size)
+        self.decode_both(prompts[: self.batch], 2 * block_size)
         size = 1 if self.batch == 1 else GROUP * self.batch
         with bar("evaluate", "prompt", total=len(prompts)) as shown:
             for begin in range(0, len(prompts), size):
-                group = numbered[begin : begin + size]
-                for (_, prompt), *both in zip(group, *self.decode_both(group, self.config.answer_tokens), strict=True):
+                group = prompts[begin : begin + size]
+                for prompt, *both in zip(group, *self.decode_both(group, self.config.answer_tokens), strict=True):
                     answers.append(prompt.answered(both[1].cycles))
                     comparison.outcomes.append(self.compared(prompt, *both))
                 shown.update(len(group))
         return Acceptance(tuple(answers), block_size), comparison
 
-    def decode_both(self, prompts: Numbered, max_new_tokens: int) -> tuple[list[Decoded], list[Decoded]]:
+    def decode_both(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[list[Decoded], list[Decoded]]:
         """The plain answers and the speculative ones."""
         block_size, facts = self.drafter.spec.block_size, self.target.facts
         ends = [
@@ -84,16 +80,16 @@ class Examiner:
                 "max_new_tokens": min(max_new_tokens, facts.max_positions - len(prompt.ids)),
                 "stop_ids": facts.eos_ids,
             }
-            for _, prompt in prompts
+            for prompt in prompts
         ]
         texts = [
-            plain(prompt.ids, self.sampling.chooser(number, PLAIN), **end)
-            for (number, prompt), end in zip(prompts, ends)
+            plain(prompt.ids, self.sampling.chooser(number_of(prompt), PLAIN), **end)
+            for prompt, end in zip(prompts, ends)
         ]
         alone = serve(texts, self.target_side(), None, self.batch)
         texts = [
-            speculative(prompt.ids, self.sampling.chooser(number, SPECULATIVE), block_size=block_size, **end)
-            for (number, prompt), end in zip(prompts, ends)
+            speculative(prompt.ids, self.sampling.chooser(number_of(prompt), SPECULATIVE), block_size=block_size, **end)
+            for prompt, end in zip(prompts, ends)
         ]
         return alone, serve(texts, self.target_side(), self.proposer(), self.batch)
 
@@ -149,3 +145,8 @@ class Examiner:
         return NamedMismatch(
             prompt=prompt.name, plain_text=plain_text, speculative_text=speculative_text, difference=found
         )
+
+
+def number_of(prompt: Prompt) -> int:
+    """A number for the draws of a prompt, from its name: `--limit` and lines that are left out change nothing."""
+    return int.from_bytes(hashlib.sha256(prompt.name.encode(errors="backslashreplace")).digest()[:8], "little")

@@ -14,7 +14,7 @@ CHAT_KEYS = ("messages", "conversations", "conversation", "prompt", "instruction
 """Keys with which `prepare` reads a chat."""
 BESIDE = ("system", "system_prompt", "tools", "functions", "chat_template_kwargs")
 """Keys that mean for a benchmark's line what they mean for a chat."""
-LABELS = ("id", "task_id", "question_id", "unique_id", "prompt_id", "Record ID")
+LABELS = ("id", "task_id", "question_id", "unique_id", "prompt_id", "Record ID", "ID")
 REASON = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 FINISH = "Complete the following Python function. It has to pass its tests.\n"
 PROGRAM = "Write a Python program that solves the following problem.\n\n"
@@ -51,11 +51,16 @@ def text_of(line: Line, key: str) -> str:
 
 
 def turns_of(line: Line, key: str) -> list[str]:
-    """A list of texts, one or more. Raises ValueError."""
+    """A list of texts, the first not blank; later ones may be (None is ''), and are left out when they are asked.
+
+    Raises ValueError.
+    """
     turns = line[key]
-    if not isinstance(turns, list) or not turns or not all(isinstance(text, str) and text.strip() for text in turns):
+    if not isinstance(turns, list) or not all(text is None or isinstance(text, str) for text in turns):
         raise ValueError(f"'{key}' is {turns!r:.60}, not a list of texts")
-    return list(turns)
+    if not turns or not (turns[0] or "").strip():
+        raise ValueError(f"'{key}' is {turns!r:.60}, and begins with no text")
+    return [text or "" for text in turns]
 
 
 def put(key: str, before: str = "", after: str = "") -> Callable[[Line], list[str]]:
@@ -89,7 +94,7 @@ def choices_of(line: Line) -> list[str]:
 
 
 def is_list_of_texts(line: Line) -> bool:
-    return isinstance(line["prompt"], list) and all(isinstance(text, str) for text in line["prompt"])
+    return isinstance(line["prompt"], list) and all(text is None or isinstance(text, str) for text in line["prompt"])
 
 
 GPQA = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -116,6 +121,7 @@ FORMATS = (
     Format("math-500", ("problem", "answer", "unique_id"), put("problem", after=REASON), "math-500"),
     Format("problem", ("problem", "answer"), put("problem", after=REASON), "", ("unique_id", *GIVEN)),
     Format("problem", ("problem", "solution"), put("problem", after=REASON), "", ("answer", "unique_id", *GIVEN)),
+    Format("problem", ("Problem", "Answer"), put("Problem", after=REASON), "", ("problem", *GIVEN)),
     Format(
         "humaneval",
         ("task_id", "prompt", "canonical_solution", "test"),
@@ -158,16 +164,19 @@ def question_of(value: Line, stem: str) -> Question:
         raise ValueError(f"fits {len(names)} formats, {' and '.join(names)}: keys {sorted(line)!r:.200}")
     label = next((str(line[key]) for key in LABELS if key in line), None)
     named = line.get("task", line.get("category"))
+    named = None if named is None else " ".join(str(named).split())
     if not found:
         answer = line.get("answer")
+        if isinstance(answer, int | float) and not isinstance(answer, bool):
+            answer = str(answer)
         if answer is not None and not isinstance(answer, str):
-            raise ValueError(f"'answer' is a {type(answer).__name__}, not a text")
+            raise ValueError(f"'answer' is a {type(answer).__name__}, neither a text nor a number")
         is_alpaca = [key for key in (*CHAT_KEYS, "input") if key in line] == ["instruction", "input"]
         name, task = (ALPACA, ALPACA) if is_alpaca else (CHAT, stem)
-        return Question(name, dict(line), (), task if named is None else str(named), label, answer)
+        return Question(name, dict(line), (), task if named is None else named, label, answer)
     turns = found[0].turns(line)
     asked = {key: line[key] for key in BESIDE if key in line} | {"messages": [user(turns[0])]}
-    task = str(named) if named is not None else found[0].task or stem
+    task = named if named is not None else found[0].task or stem
     return Question(found[0].name, asked, tuple(turns[1:]), task, label, None)
 
 

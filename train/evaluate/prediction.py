@@ -12,9 +12,9 @@ from ... import UserError
 from .evaluation_file import EVALUATION_NAME, OFFLINE_NAME, prompts_of, read_evaluation
 
 DEFINITION = (
-    "the offline and the decoded exam of this checkpoint over the held-out answers that both have (num_prompts): each "
-    "one's acceptance_length over them, and relative_error, offline / decoded - 1; points are (name, offline, decoded) "
-    "of each answer"
+    "the offline and the decoded exam of this checkpoint over the held-out answers that both have (num_prompts), but "
+    "for recorded ones longer than max_new_tokens: each one's acceptance_length over them, and relative_error, "
+    "offline / decoded - 1; points are (name, offline, decoded) of each answer"
 )
 
 
@@ -58,10 +58,11 @@ def foretold(run_dir: Path, result: Mapping[str, Any]) -> Prediction | str | Non
         offline, decoded = (result, other) if result["mode"] == "offline" else (other, result)
         if found := obstacle(offline, decoded):
             return f"not compared with {path.name}: {found}"
-        points = matched(prompts_of(offline, str(path)), prompts_of(decoded, str(path)))
+        whole = shorter(prompts_of(offline, str(path)), decoded.get("max_new_tokens"))
+        points = matched(whole, prompts_of(decoded, str(path)))
     except UserError as error:
         return f"not compared with {path.name}: {error.happened}"
-    return Prediction(points) if points else f"not compared with {path.name}: it holds no answer to the same prompts"
+    return Prediction(points) if points else f"not compared with {path.name}: no whole answer to the same prompts"
 
 
 def obstacle(offline: Mapping[str, Any], decoded: Mapping[str, Any]) -> str | None:
@@ -75,9 +76,17 @@ def obstacle(offline: Mapping[str, Any], decoded: Mapping[str, Any]) -> str | No
     return None
 
 
-def matched(
-    offline: Mapping[tuple[str, str], Mapping[str, Any]], decoded: Mapping[tuple[str, str], Mapping[str, Any]]
-) -> tuple[tuple[str, float, float], ...]:
+Kept = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def shorter(offline: Kept, max_new_tokens: int | None) -> Kept:
+    """The walked answers that decoding may give whole: their first token comes with the prompt, before the cycles."""
+    if max_new_tokens is None:
+        return offline
+    return {key: one for key, one in offline.items() if one["num_tokens"] < max_new_tokens}
+
+
+def matched(offline: Kept, decoded: Kept) -> tuple[tuple[str, float, float], ...]:
     return tuple(
         (key[0], one["num_tokens"] / one["num_cycles"], decoded[key]["num_tokens"] / decoded[key]["num_cycles"])
         for key, one in offline.items()

@@ -21,6 +21,7 @@ from .formats import Question, question_of, user
 
 STANDARD = "standard"  # the name of the packaged prompts
 PACKAGED = Path(__file__).parent / "prompts-standard.jsonl"
+LABEL_LENGTH = 60  # characters of a line's own id that its name shows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,7 @@ class Prompt:
 
     `asked` is what `ids_of` made the ids of (see `asked_prompts`), and `follow_ups` are what the user says next.
     `conversation` and `conversation_sha256` are the name and the ids of its first turn, '' for a prompt asked alone.
+    `format` is that of its line, '' for a sample of a store. Names are unique in an exam.
     """
 
     ids: list[int]
@@ -39,6 +41,7 @@ class Prompt:
     follow_ups: tuple[str, ...] = ()
     conversation: str = ""
     conversation_sha256: str = ""
+    format: str = ""
 
     def answered(self, cycles: tuple[Cycle, ...]) -> AnswerCycles:
         """The cycles of the target's answer to this prompt, under its name."""
@@ -78,11 +81,16 @@ ReadLines = Callable[[str], Iterable[Line]]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of an exam, what was left out as (name of the line or sample, reason), and prompts by format."""
+    """The prompts of an exam, and what was left out as (name of the line or sample, reason)."""
 
     prompts: list[Prompt]
     left_out: list[tuple[str, str]]
-    formats: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def formats(self) -> Counter[str]:
+        """Prompts by the format of their lines; the turns of a conversation are one."""
+        firsts = (prompt for prompt in self.prompts if prompt.conversation in ("", prompt.name))
+        return Counter(prompt.format for prompt in firsts if prompt.format)
 
 
 def opened_lines(given: str, read_lines: ReadLines) -> Iterator[Line]:
@@ -102,9 +110,10 @@ def no_prompt(path: str, reason: str) -> UserError:
     )
 
 
-def asked_prompts(lines: Iterable[Line], ids_of: IdsOf, limit: int | None) -> Prompts:
+def asked_prompts(lines: Iterable[Line], ids_of: IdsOf, limit: int | None, given: str = "") -> Prompts:
     """The first turns of the first `limit` lines that ask something.
 
+    They are named by their files, those of a folder `given` by their paths in it: one name may occur in two folders.
     `ids_of` gives the token ids that the value of a line asks, read as `prepare` reads lines; it raises ValueError
     where that is nothing. What the lines of benchmarks ask is said by `formats`.
     """
@@ -112,22 +121,27 @@ def asked_prompts(lines: Iterable[Line], ids_of: IdsOf, limit: int | None) -> Pr
     for line in lines:
         if limit is not None and len(found.prompts) >= limit:
             break
-        name = f"{line.source.name}:{line.number}"
+        name = f"{file_name(line.source, given)}:{line.number}"
         try:
             if line.value is None:
                 raise ValueError(": ".join(map(str, line.fault.args)) if line.fault else "nothing")
             question = question_of(line.value, line.source.name.split(".")[0])
             found.prompts.append(first_turn(question, name, ids_of))
-            found.formats[question.format] += 1
         except ValueError as error:
             found.left_out.append((name, str(error)))
     return found
 
 
+def file_name(source: Path, given: str) -> str:
+    """What a file's prompts are named by."""
+    is_inside = bool(given) and source.is_relative_to(given) and source != Path(given)
+    return source.relative_to(given).as_posix() if is_inside else source.name
+
+
 def first_turn(question: Question, name: str, ids_of: IdsOf) -> Prompt:
     """The prompt of a question; raises ValueError where it asks nothing."""
     ids = ids_of(question.asked)
-    name = name if question.label is None else f"{name} (id {question.label})"
+    name = name if question.label is None else f"{name} (id {shown(question.label)})"
     return Prompt(
         ids=ids,
         name=name,
@@ -137,11 +151,23 @@ def first_turn(question: Question, name: str, ids_of: IdsOf) -> Prompt:
         follow_ups=question.follow_ups,
         conversation=name if question.follow_ups else "",
         conversation_sha256=ids_sha256(ids) if question.follow_ups else "",
+        format=question.format,
     )
 
 
+def shown(label: str) -> str:
+    """A label on one line, cut where it is long; the file and the line tell prompts apart without it."""
+    line = " ".join(label.split())
+    return line if len(line) <= LABEL_LENGTH else f"{line[: LABEL_LENGTH - 3]}..."
+
+
 def next_turn(prompt: Prompt, said: str, number: int, ids_of: IdsOf) -> Prompt:
-    """Turn `number` of a conversation, after what the target said. Raises ValueError where the template has no form."""
+    """Turn `number` of a conversation, after what the target said.
+
+    Raises ValueError where the template has no form for it, and where the turn is blank.
+    """
+    if not prompt.follow_ups[0].strip():
+        raise ValueError(f"the turn is {prompt.follow_ups[0]!r}, not a text")
     chat = [*prompt.asked["messages"], {"role": "assistant", "content": said}, user(prompt.follow_ups[0])]
     asked = {**prompt.asked, "messages": chat}
     name = turn_name(prompt.conversation, number)

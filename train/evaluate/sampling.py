@@ -35,7 +35,7 @@ class Sampling:
         return ", ".join([f"temperature {self.temperature:g}", *cut, f"seed {self.seed}"])
 
     def chooser(self, number: int, stream: int) -> "Chooser":
-        """What chooses the tokens of one answer to prompt `number`; its draws depend on nothing else but the seed."""
+        """What chooses the tokens of one answer to the prompt of this number; draws depend on it and the seed alone."""
         if self.is_greedy:
             return Greedy()
         return Sampled(self, np.random.default_rng([self.seed, number, stream]))
@@ -106,9 +106,10 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distributions [..., V] float64 that logits [..., V] become under the settings.
 
     Tokens that tie with the k-th one stay, as in transformers. Of tokens that tie at the edge of top-p those with
-    the lower ids stay.
+    the lower ids stay. The largest logit is made 0 first, so that no temperature leads out of the numbers.
     """
-    scaled = logits.double() / sampling.temperature
+    scaled = logits.double()
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / sampling.temperature
     if 0 < sampling.top_k < scaled.shape[-1]:
         least = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]  # [..., 1]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)

@@ -16,8 +16,8 @@ def examine_turns(
     """All first turns, then all second ones, and so on; the last is every prompt asked, in that order.
 
     `examine` decodes prompts with the target, `ids_of` renders chats (None where no prompt has a later turn). A turn
-    that leaves the target no room, or that its template has no form for, is left out by name, and with it those behind
-    it.
+    that is blank, that leaves the target no room, or that its template has no form for, is left out by name, and with
+    it those behind it.
     """
     acceptance, comparison = examine(prompts.prompts)
     asked, left_out = list(prompts.prompts), list(prompts.left_out)
@@ -40,7 +40,7 @@ def examine_turns(
         comparison = Comparison(outcomes=comparison.outcomes + outcomes.outcomes)
         asked += turns.prompts
         left_out += turns.left_out
-    return acceptance, comparison, Prompts(asked, left_out, prompts.formats)
+    return acceptance, comparison, Prompts(asked, left_out)
 
 
 def fitting(prompts: Prompts, max_positions: int) -> Prompts:
@@ -51,4 +51,4 @@ def fitting(prompts: Prompts, max_positions: int) -> Prompts:
             fit.append(prompt)
         else:
             left_out.append((prompt.name, f"a prompt of {len(prompt.ids)} tokens, the target takes {max_positions}"))
-    return Prompts(fit, left_out, prompts.formats)
+    return Prompts(fit, left_out)

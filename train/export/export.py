@@ -24,7 +24,7 @@ from .folders import is_run, read_drafter_folder
 from .formats import ZLAB, config_of, spec_of
 from .inherited import require_known
 from .serving import missing_keys, require_served, serving_commands, serving_notes
-from .tensors import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, tensors_sha256
+from .tensors import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, require_finite, tensors_sha256
 from .write import require_export_folder, write_folder
 
 ReadTarget = Callable[[str], Mapping[str, Any]]
@@ -130,8 +130,8 @@ def write_zlab(out: Path, spec: DrafterSpec, state: Mapping[str, Tensor], target
 def checked_config(out: Path, served: str, source: Source) -> dict[str, Any]:
     """The content of config.json; nothing is written yet.
 
-    Raises UserError unless it reads back as the very drafter, the tensors fit it in both directions, and the engine
-    that the format names would run it as trained.
+    Raises UserError unless it reads back as the very drafter, the tensors are finite and fit it in both directions,
+    and the engine that the format names would run it as trained.
     """
     spec, state = source.spec, source.state
     require_known(source.target)
@@ -142,6 +142,7 @@ def checked_config(out: Path, served: str, source: Source) -> dict[str, Any]:
     assert again == spec, f"{CONFIG_NAME} reads back as {again}, the drafter is {spec}"
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     check_tensors(out, spec, shapes, {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()})
+    require_finite(out, state)
     return content
 
 

@@ -17,7 +17,8 @@ from ... import UserError
 from ..spec import DrafterSpec
 from .formats import SPECULATORS, ZLAB, layout_of_config, spec_of
 from .speculators import states_num_target_layers, verifier_of
-from .tensors import CONFIG_NAME, check_tensors, read_headers, read_tensors, target_copies, told_by
+from .tensors import CONFIG_NAME, check_tensors, read_headers, read_tensors, require_finite, target_copies, told_by
+from .values import is_whole, wrong
 
 MASK_EMBEDDING_NAME = "mask_embedding.pt"
 
@@ -69,8 +70,8 @@ def read_folder(path: Path) -> DrafterFolder:
     unknown, of another dtype or of the wrong shape.
     """
     config = read_config(path)
-    layout = layout_of_config(path / CONFIG_NAME, config)
     with told_by(path):
+        layout = layout_of_config(path / CONFIG_NAME, config)
         spec = spec_of(path / CONFIG_NAME, config)
     shapes, dtypes = read_headers(path)
     copies = target_copies(spec) if layout == SPECULATORS else {}
@@ -84,7 +85,7 @@ def read_folder(path: Path) -> DrafterFolder:
     known: dict[str, Any] = {"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
     if layout == ZLAB or states_num_target_layers(config):
         known["num_layers"] = spec.num_target_layers
-    known |= token_ids(config if layout == ZLAB else config["transformer_layer_config"])
+    known |= token_ids(path / CONFIG_NAME, config if layout == ZLAB else config["transformer_layer_config"])
     known |= verifier_of(config) if layout == SPECULATORS else {}
     return DrafterFolder(
         path=path,
@@ -96,24 +97,46 @@ def read_folder(path: Path) -> DrafterFolder:
     )
 
 
-def token_ids(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's own tokens, by the names of TargetFacts."""
+def token_ids(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's own tokens, by the names of TargetFacts. Raises UserError for what is no id."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = keys.get(name)
+        ids = value if isinstance(value, list) and name == "eos_token_id" else [] if value is None else [value]
+        if not all(map(is_whole, ids)):
+            raise wrong(path, name, value, "an id of the target's tokenizer, or null")
     eos = keys.get("eos_token_id")
     eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     return {"bos_id": keys.get("bos_token_id"), "pad_id": keys.get("pad_token_id"), "eos_ids": eos_ids}
 
 
 def read_drafter_folder(path: Path) -> tuple[DrafterFolder, dict[str, Tensor]]:
-    """The folder and the drafter's tensors, on the CPU in their own dtype. Raises UserError as `read_folder`."""
+    """The folder and the drafter's tensors, on the CPU in their own dtype.
+
+    Raises UserError as `read_folder`, and for weights that are not finite.
+    """
     folder = read_folder(path)
-    found = read_tensors(path)
-    return folder, {name: tensor for name, tensor in found.items() if name not in folder.copies}
+    tensors = {name: tensor for name, tensor in read_tensors(path).items() if name not in folder.copies}
+    require_finite(path, tensors)
+    return folder, tensors
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of config.json. Raises UserError where there is none, or no JSON object."""
+    """The content of config.json. Raises UserError where it is no JSON object, or one that says a key twice."""
     with told_by(folder):
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        text = (folder / CONFIG_NAME).read_text(encoding="utf-8")
+        config = json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG_NAME} is a {type(config).__name__}")
     return config
+
+
+def said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of a key that is there twice, readers take either value."""
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{CONFIG_NAME} has {twice[0]!r} twice")
+    return dict(pairs)
+
+
+def no_number(text: str) -> Any:
+    raise ValueError(f"{CONFIG_NAME} holds {text}, which is no number of JSON")

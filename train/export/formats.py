@@ -10,8 +10,8 @@ from typing import Any
 
 from ... import UserError
 from ..spec import SLOT_MEANING, DrafterSpec
-from .qwen3 import wrong
 from .speculators import spec_of_speculators, speculators_config
+from .values import require_objects, wrong
 from .zlab import ARCHITECTURE, spec_of_zlab, zlab_config
 
 ZLAB, SPECULATORS = "zlab", "speculators"
@@ -47,9 +47,12 @@ def spec_of(path: Path, config: Mapping[str, Any]) -> DrafterSpec:
 
 def layout_of_config(path: Path, config: Mapping[str, Any]) -> str:
     """ZLAB or SPECULATORS. Raises UserError that names the foreign format, or what is unknown."""
+    require_objects(path, config)
     kind = config.get("speculators_model_type")
     if kind is not None and kind != "dflash":
-        raise foreign(path, "speculators_model_type", kind, KINDS_OF_SPECULATORS.get(kind, "another kind of drafter"))
+        raise foreign(
+            path, "speculators_model_type", kind, KINDS_OF_SPECULATORS.get(str(kind), "another kind of drafter")
+        )
     require_own_slots(path, config)
     if kind is not None:
         return SPECULATORS

@@ -11,6 +11,7 @@ from typing import Any
 from ... import UserError
 from ..kinds import FULL, SLIDING, Layout, describe, layout_of
 from ..spec import DrafterSpec
+from .values import MOST_LAYERS, flag, is_whole, lookup, positive, whole, wrong
 
 PLAIN = {
     "attention_bias": (False, None),
@@ -32,6 +33,7 @@ PLAIN = {
     "has_own_lm_head": (False, None),
 }
 """Keys that an engine reads and that change the mathematics, with the values that mean what our drafter does."""
+PLAIN_ROTATION = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
 
 def qwen3_keys(spec: DrafterSpec, layout: Layout, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,16 +93,16 @@ def expressible_layout(spec: DrafterSpec) -> Layout:
 def sizes_of(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of DrafterSpec that these keys hold, all but what the layers see."""
     return {
-        "hidden_size": lookup(path, config, "hidden_size"),
-        "intermediate_size": lookup(path, config, "intermediate_size"),
-        "num_layers": lookup(path, config, "num_hidden_layers"),
-        "num_heads": lookup(path, config, "num_attention_heads"),
-        "num_kv_heads": lookup(path, config, "num_key_value_heads"),
-        "head_dim": lookup(path, config, "head_dim"),
-        "vocab_size": lookup(path, config, "vocab_size"),
-        "rms_norm_eps": lookup(path, config, "rms_norm_eps"),
+        "hidden_size": whole(path, config, "hidden_size"),
+        "intermediate_size": whole(path, config, "intermediate_size"),
+        "num_layers": whole(path, config, "num_hidden_layers", 1, MOST_LAYERS),
+        "num_heads": whole(path, config, "num_attention_heads"),
+        "num_kv_heads": whole(path, config, "num_key_value_heads"),
+        "head_dim": whole(path, config, "head_dim"),
+        "vocab_size": whole(path, config, "vocab_size"),
+        "rms_norm_eps": positive(path, "rms_norm_eps", lookup(path, config, "rms_norm_eps")),
         "rope_theta": float(theta_of(path, config)),
-        "max_positions": lookup(path, config, "max_position_embeddings"),
+        "max_positions": whole(path, config, "max_position_embeddings"),
     }
 
 
@@ -117,19 +119,22 @@ def layers_of(path: Path, config: Mapping[str, Any], block_size: int) -> tuple[t
 
     Where they would run something else than the keys say, the keys are refused.
     """
-    num_layers, window = lookup(path, config, "num_hidden_layers"), config.get("sliding_window")
-    is_sliding = bool(config.get("use_sliding_window"))
+    num_layers, window = whole(path, config, "num_hidden_layers", 1, MOST_LAYERS), config.get("sliding_window")
+    is_sliding = bool(flag(path, "use_sliding_window", config.get("use_sliding_window")))
     names = config.get("layer_types")
     if names is None:  # as Qwen3Config fills them in
         first = config.get("max_window_layers", 28) if is_sliding and window is not None else num_layers
+        if not is_whole(first):
+            raise wrong(path, "max_window_layers", first, "a whole number")
         names = [SLIDING if i >= first else FULL for i in range(num_layers)]
-    if len(names) != num_layers or not set(names) <= {SLIDING, FULL}:
+    is_list = isinstance(names, list) and len(names) == num_layers
+    if not is_list or any(name not in (SLIDING, FULL) for name in names):
         raise wrong(path, "layer_types", names, f"{SLIDING} or {FULL} for each of {num_layers} layers")
     if SLIDING not in names:
         window = None
     elif not is_sliding:
         raise wrong(path, "use_sliding_window", config.get("use_sliding_window"), "true, for the sliding layers")
-    elif not isinstance(window, int) or window < block_size:
+    elif not is_whole(window) or window < block_size:
         rule = "a number of at least block_size: z-lab's runtime applies the window inside the block too"
         raise wrong(path, "sliding_window", window, rule)
     return tuple(names), window
@@ -141,27 +146,10 @@ def theta_of(path: Path, config: Mapping[str, Any]) -> float:
     Without it each engine takes a number of its own (transformers 10000, vLLM 1000000), so it must be there.
     """
     parameters = config.get("rope_parameters") or {}
-    if parameters.get("rope_type", "default") != "default":
-        raise wrong(path, "rope_parameters.rope_type", parameters["rope_type"], "default")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise wrong(path, "rope_parameters.partial_rotary_factor", parameters["partial_rotary_factor"], 1.0)
-    values = {config.get("rope_theta"), parameters.get("rope_theta")} - {None}
-    if len(values) != 1:
-        raise wrong(path, "rope_theta", sorted(values), "one value, in rope_theta and rope_parameters")
-    return values.pop()
-
-
-def lookup(path: Path, config: Mapping[str, Any], name: str) -> Any:
-    """A required key: in `dflash_config`, then at the top; both must agree where both are there."""
-    places = [place[name] for place in (config.get("dflash_config") or {}, config) if place.get(name) is not None]
-    if not places or any(value != places[0] for value in places):
-        raise wrong(path, name, places or None, "one value, in dflash_config or at the top level")
-    return places[0]
-
-
-def wrong(path: Path, name: str, value: Any, expected: Any) -> UserError:
-    return UserError(
-        f"{str(path)!r} has {name} = {value!r}",
-        f"{expected}",
-        "give a folder that `dflash export`, z-lab or speculators wrote",
-    )
+    for name, value in parameters.items():
+        if name != "rope_theta" and value is not None and value != PLAIN_ROTATION.get(name):
+            raise wrong(path, f"rope_parameters.{name}", value, PLAIN_ROTATION.get(name, "a plain rotation without it"))
+    values = [value for value in (config.get("rope_theta"), parameters.get("rope_theta")) if value is not None]
+    if not values or any(value != values[0] for value in values):
+        raise wrong(path, "rope_theta", values, "one value, in rope_theta and rope_parameters")
+    return positive(path, "rope_theta", values[0])

@@ -11,7 +11,8 @@ from typing import Any
 from ... import UserError
 from ..kinds import NONE, OF_SLIDING, Layout, describe
 from ..spec import DrafterSpec
-from .qwen3 import expressible_layout, layers_of, lookup, qwen3_keys, require_plain, sizes_of, wrong
+from .qwen3 import expressible_layout, layers_of, qwen3_keys, require_plain, sizes_of
+from .values import flag, is_whole, layer_ids, lookup, require_taps_below, whole, wrong
 
 MODEL_TYPE, VERSION, ARCHITECTURE = "dflash", "0.9.0", "DFlashDraftModel"
 QUIRKS = {"embedding_scale": 1.0, "output_multiplier": 1.0, "logit_softcap": None}  # which the format has no key for
@@ -87,24 +88,27 @@ def spec_of_speculators(path: Path, config: Mapping[str, Any]) -> DrafterSpec:
     and for keys that contradict each other.
     """
     layers = lookup(path, config, "transformer_layer_config")
-    if not isinstance(layers, dict):
-        raise wrong(path, "transformer_layer_config", layers, "the keys of a Qwen3 config")
-    require_plain(path, layers)
-    block_size, ids = lookup(path, config, "block_size"), lookup(path, config, "aux_hidden_state_layer_ids")
+    for place in (config, layers):
+        require_plain(path, place)
+    require_names(path, config)
+    block_size = whole(path, config, "block_size", 2)
+    ids = layer_ids(path, "aux_hidden_state_layer_ids", lookup(path, config, "aux_hidden_state_layer_ids"), 1)
     require_full_vocabulary(path, config, layers)
     require_proposals(path, config, block_size)
     names, window = layers_of(path, layers, block_size)
-    taps = tuple(layer - 1 for layer in ids)
-    if min(taps, default=-1) < 0:
-        raise wrong(path, "aux_hidden_state_layer_ids", ids, "ids from 1 on: the output of layer 0 has number 1")
-    causal = NONE if config.get("sliding_window_non_causal", False) else OF_SLIDING
+    taps = tuple(layer - 1 for layer in ids)  # the output of layer 0 has number 1
+    known = states_num_target_layers(config)
+    num_target_layers = whole(path, layers, "num_target_layers") if known else max(taps) + 2
+    require_taps_below(path, taps, num_target_layers)
+    is_non_causal = flag(path, "sliding_window_non_causal", config.get("sliding_window_non_causal"))
+    causal, sizes = NONE if is_non_causal else OF_SLIDING, sizes_of(path, layers)
     return DrafterSpec(
-        **sizes_of(path, layers),
+        **sizes,
         num_taps=len(taps),
         block_size=block_size,
-        mask_token_id=lookup(path, config, "mask_token_id"),
+        mask_token_id=whole(path, config, "mask_token_id", 0, sizes["vocab_size"] - 1),
         tap_layers=taps,
-        num_target_layers=layers.get("num_target_layers") or max(taps) + 2,  # the last layer is never a tap
+        num_target_layers=num_target_layers,
         attention=Layout(layer_types=names, window=window, causal=causal).attention(),
     )
 
@@ -125,11 +129,24 @@ def require_full_vocabulary(path: Path, config: Mapping[str, Any], layers: Mappi
 
 def require_proposals(path: Path, config: Mapping[str, Any], block_size: int) -> None:
     """Refuses numbers of drafted tokens that a block does not hold."""
-    for method in (config.get("speculators_config") or {}).get("proposal_methods") or []:
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
+        raise wrong(path, "proposal_methods", methods, "a list of objects")
+    for method in methods:
         count = method.get("speculative_tokens")
-        if count is not None and not 1 <= count < block_size:
+        if count is not None and not (is_whole(count) and 1 <= count < block_size):
             rule = f"1 to {block_size - 1}: the anchor of a block of {block_size} is known"
             raise wrong(path, "speculative_tokens", count, rule)
+
+
+def require_names(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses what is no name of a target, and no list of architectures."""
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    name, architectures = verifier.get("name_or_path"), verifier.get("architectures") or []
+    if name is not None and not isinstance(name, str):
+        raise wrong(path, "verifier.name_or_path", name, "a name or a folder, or null")
+    if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
+        raise wrong(path, "verifier.architectures", architectures, "a list of names")
 
 
 def verifier_of(config: Mapping[str, Any]) -> dict[str, Any]:

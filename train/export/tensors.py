@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -68,7 +69,7 @@ def told_by(folder: Path) -> Iterator[None]:
     """Turns what reading the folder raises into a UserError that names it."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         happened = f"{str(folder)!r} cannot be read: {type(error).__name__}: {error}".replace("\n", " ")
         expected = f"a folder with {CONFIG_NAME} and {TENSORS_NAME}, whole and unchanged"
         raise UserError(happened, expected, "copy or download it again, or export again") from error
@@ -79,8 +80,11 @@ def tensor_files(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
     if (folder / TENSORS_NAME).is_file() or not index.is_file():
         return [folder / TENSORS_NAME]
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    return [folder / name for name in sorted(set(names))]
+    files = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    for tensor, name in files.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{INDEX_NAME} has {tensor} in {name!r}, which is no file of this folder")
+    return [folder / name for name in sorted(set(files.values()))]
 
 
 def read_headers(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -158,3 +162,14 @@ def dtype_faults(dtypes: Mapping[str, str]) -> list[str]:
     usual = max(counts, key=lambda dtype: counts[dtype], default="")
     wrong: dict[str, Any] = {n: d for n, d in dtypes.items() if d != usual or d not in DTYPES}
     return [f"{name} is {dtype}, others are {usual}" for name, dtype in wrong.items()]
+
+
+def require_finite(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises UserError for weights that are NaN or infinite: a drafter that diverged, or that its dtype cannot hold."""
+    faults = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if faults:
+        raise UserError(
+            f"{len(faults)} of {len(tensors)} tensors of {str(folder)!r} are not finite, like {faults[0]}",
+            "finite weights, in a number format that holds them",
+            "take another checkpoint or copy, or with float16 another --set dtype",
+        )

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..kinds import ALL, FULL, NONE, OF_SLIDING, Layout
 from ..spec import SLOT_MEANING, DrafterSpec
-from .qwen3 import expressible_layout, layers_of, lookup, qwen3_keys, require_plain, sizes_of, wrong
+from .qwen3 import expressible_layout, layers_of, qwen3_keys, require_plain, sizes_of
+from .values import flag, layer_ids, lookup, optional, positive, require_taps_below, whole, wrong
 
 ARCHITECTURE = "DFlashDraftModel"
 
@@ -64,26 +65,34 @@ def spec_of_zlab(path: Path, config: Mapping[str, Any]) -> DrafterSpec:
 
     Raises UserError for settings that this package's drafter does not have, and for keys that contradict each other.
     """
-    own = config.get("dflash_config") or {}
     require_plain(path, config)
-    taps, block_size = tuple(lookup(path, config, "target_layer_ids")), lookup(path, config, "block_size")
+    block_size, num_target_layers = whole(path, config, "block_size", 2), whole(path, config, "num_target_layers")
+    taps = layer_ids(path, "target_layer_ids", lookup(path, config, "target_layer_ids"), 0)
+    require_taps_below(path, taps, num_target_layers)
     names, window = layers_of(path, config, block_size)
-    multiplier = own.get("output_multiplier", config.get("output_multiplier", 1.0))
+    softcap, multiplier = optional(path, config, "final_logit_softcapping"), scale(path, config, "output_multiplier")
     if config.get("logit_scale", multiplier) != multiplier:
         raise wrong(path, "logit_scale", config["logit_scale"], f"{multiplier}, as output_multiplier")
+    sizes = sizes_of(path, config)
     return DrafterSpec(
-        **sizes_of(path, config),
+        **sizes,
         num_taps=len(taps),
         block_size=block_size,
-        mask_token_id=lookup(path, config, "mask_token_id"),
+        mask_token_id=whole(path, config, "mask_token_id", 0, sizes["vocab_size"] - 1),
         tap_layers=taps,
-        num_target_layers=lookup(path, config, "num_target_layers"),
+        num_target_layers=num_target_layers,
         attention=Layout(layer_types=names, window=window, causal=causal_of(path, config)).attention(),
-        embedding_scale=own.get("input_embedding_scale", config.get("input_embedding_scale", 1.0)),
+        embedding_scale=scale(path, config, "input_embedding_scale"),
         output_multiplier=multiplier,
-        logit_softcap=own.get("final_logit_softcapping", config.get("final_logit_softcapping")),
-        slot_meaning=own.get("slot_meaning", SLOT_MEANING),
+        logit_softcap=None if softcap is None else positive(path, "final_logit_softcapping", softcap),
+        slot_meaning=optional(path, config, "slot_meaning") or SLOT_MEANING,
     )
+
+
+def scale(path: Path, config: Mapping[str, Any], name: str) -> float:
+    """A factor of the target, 1 where the config has none."""
+    value = optional(path, config, name)
+    return 1.0 if value is None else positive(path, name, value)
 
 
 def causal_of(path: Path, config: Mapping[str, Any]) -> str:
@@ -91,10 +100,10 @@ def causal_of(path: Path, config: Mapping[str, Any]) -> str:
 
     z-lab's runtime reads `is_causal` at the top level alone. `causal` is vLLM's key, in either place.
     """
-    own, given = config.get("dflash_config") or {}, config.get("is_causal")
+    own, given = config.get("dflash_config") or {}, flag(path, "is_causal", config.get("is_causal"))
     if own.get("is_causal", given) != given:
         raise wrong(path, "dflash_config.is_causal", own["is_causal"], f"{given}, as at the top level")
-    of_vllm = own.get("causal", config.get("causal"))
+    of_vllm = flag(path, "causal", optional(path, config, "causal"))
     if None not in (given, of_vllm) and bool(given) != bool(of_vllm):
         raise wrong(path, "causal", of_vllm, f"{given}, as is_causal")
     if given or of_vllm:

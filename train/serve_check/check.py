@@ -189,7 +189,7 @@ class Check:
             return recorded_exam(Path(self.facts.store_path), self.facts, self.config.limit)
         lines = opened_lines(self.config.prompts, self.side.read_lines)
         ids_of = self.side.read_questions(self.target_name, self.template_options)
-        return asked_prompts(lines, ids_of, self.config.limit)
+        return asked_prompts(lines, ids_of, self.config.limit, self.config.prompts)
 
     def fitting(self, found: Prompts, max_positions: int) -> tuple[list[Asked], list[tuple[str, str]]]:
         """The prompts that leave room for an answer and for the drafts behind it. Raises UserError for none."""

@@ -7,7 +7,7 @@ takes memory of theirs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import UserError
 from ...settings import build
@@ -17,6 +17,9 @@ from ..rank import choose_devices, named_devices
 from ..sinks import require_packages
 from .choices import OWN_FIELDS, Overrides
 from .record import RunRecord, Sweep, numbers_text, shown
+
+if TYPE_CHECKING:
+    from ..run import StoreLook
 
 CARDS_S = 120.0  # for torch to start and to look at the cards
 
@@ -72,26 +75,31 @@ def require_base(base: Overrides) -> None:
 
 def require_all(sweep: Sweep, runs: Sequence[RunRecord], devices: Sequence[Device]) -> None:
     """Checks these runs and notes how many steps each has. Raises one UserError that names all that cannot be."""
+    if not runs:
+        return
+    from .one_look import OneLook  # imports torch, which a sweep that is finished does without
+
     room = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=None)
     faults: dict[tuple[str, str, str], list[RunRecord]] = {}
-    for run in runs:
-        try:
-            run.steps = checked_steps(sweep, config_of(sweep, run, devices[0].name), devices[0].type, room)
-        except UserError as error:
-            happened = error.happened.replace(run.folder, f"{Path(run.folder).parent}/...")
-            faults.setdefault((happened, error.expected, error.advice), []).append(run)
+    with OneLook() as look:
+        for run in runs:
+            try:
+                run.steps = checked_steps(sweep, config_of(sweep, run, devices[0].name), devices[0].type, room, look)
+            except UserError as error:
+                happened = error.happened.replace(run.folder, f"{Path(run.folder).parent}/...")
+                faults.setdefault((happened, error.expected, error.advice), []).append(run)
     if faults:
         raise refusal(faults, len(runs))
 
 
-def checked_steps(sweep: Sweep, config: TrainConfig, device_type: str, card_bytes: int | None) -> int:
+def checked_steps(
+    sweep: Sweep, config: TrainConfig, device_type: str, card_bytes: int | None, look: "StoreLook"
+) -> int:
     """The steps of a run that can be trained; raises UserError, as `dflash train` would, for another."""
-    from ..run import check_run  # imports torch, which a sweep that is finished does without
+    from ..run import check_run
 
     require_packages(config.sinks)
-    run = check_run(config, lambda: device_type, card_bytes)
-    run.reader.close()
-    facts = run.facts
+    facts = check_run(config, lambda: device_type, card_bytes, look=look).facts
     if facts.num_held_out == 0:
         raise UserError(
             f"the store {config.store!r} holds no held-out sample",

@@ -6,7 +6,7 @@ from typing import Any
 
 from .record import FINISHED, RunRecord, Sweep, value_text
 
-ALONE = "each field alone, so that shares can add up to more than 100 % in an unbalanced sweep"
+ALONE = "each field alone: in an unbalanced sweep they can add up to more than 100 %"
 MOST_LABELS = 6  # distinct values of a field that each stand alone; more numbers than that are cut into thirds
 THIRDS = ("low third", "middle third", "high third")
 

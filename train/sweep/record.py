@@ -36,8 +36,8 @@ DEFINITIONS = {
     "train_s": "sum of step_s over the run's updates, seconds",
     "share": "of the variance of acceptance_length over the runs, the part between the values of a field: sum over its "
     "values of runs times squared distance of their mean from the mean of all, over the sum of squared distances of "
-    "all runs. Each field alone: fields that were varied together share what they explain, so that in an unbalanced sweep "
-    "the shares can add up to more than 1",
+    "all runs. Each field alone: fields that were varied together share what they explain, so that in an unbalanced "
+    "sweep the shares can add up to more than 1",
 }
 
 

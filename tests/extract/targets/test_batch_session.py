@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dflash_offline import UserError
-from dflash_offline.extract.targets.batch_session import BatchSession
+from dflash_offline.extract.targets.batch_session import BatchSession, relative_error
 from dflash_offline.extract.targets.hf import HfTarget
 from target_families import VERIFIED
 
@@ -100,6 +100,31 @@ def test_angles_that_follow_the_longest_text_cannot_be_batched(loaded: Any, monk
     assert target.single_reason is None
     scaled = HfTarget(target.model, None, replace(target.facts, rope={"rope_type": "longrope"}), "cpu")
     assert "longrope" in str(scaled.single_reason)
+
+
+def test_attention_that_is_scaled_by_the_cache_cannot_be_batched(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 4 counts the places of its unrotated layers in the cache, where a short text begins late."""
+    target = loaded("llama4")
+    config = target.model.config
+    assert (config.attn_temperature_tuning, target.single_reason) == (True, None)
+    assert config.floor_scale > target.facts.max_positions, "no place is far enough to be scaled"
+    layer = target.decoder.layers[-1].self_attn
+    monkeypatch.setattr(layer, "use_rope", False)
+    monkeypatch.setattr(layer, "floor_scale", 4)
+    texts = [torch.arange(7) + 20, torch.arange(30) + 40]
+    batch = BatchSession(target, TAPS)
+    for number, text in enumerate(texts):
+        session = target.open(TAPS)
+        session.forward(text[:-1])
+        batch.add(number, session)
+    results = batch.forward([0, 1], [6, 29], [text[-1:] for text in texts])
+    short, long = (
+        relative_error(logits, uncached(target, text.tolist())[0][-1:]) for (logits, _), text in zip(results, texts)
+    )
+    assert long < 1e-5
+    assert short > 1e-4, "the place in the longest text was used"
+    monkeypatch.setattr(config, "floor_scale", 4)
+    assert target.single_reason == "attention is scaled by places in the longest text"
 
 
 class Unmoved(BatchSession):

@@ -53,7 +53,7 @@ def result(lengths, **changes):
         left_out=[],
         next_command="",
     )
-    return report.as_dict() | changes
+    return report.as_dict() | {"mode": "decoded"} | changes
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_difference_is_that_of_each_prompt(write):
     assert whole.b_cycles - whole.a_cycles == pytest.approx(np.mean(second) - np.mean(first))
     apart = [side["intervals"]["acceptance_length"] for side in report.sides]
     assert apart[0][1] > apart[1][0], "the two intervals overlap; only the pairs tell the drafters apart"
-    assert report.verdict == f"B is better by {gains.mean():.2f} [{whole.interval[0]:.2f}, {whole.interval[1]:.2f}]"
+    assert report.verdict == f"B is better by {gains.mean():.3f} [{whole.interval[0]:.3f}, {whole.interval[1]:.3f}]"
     by_task = {one.task: one for one in report.differences[1:]}
     assert {task: one.num_prompts for task, one in by_task.items()} == {"count": 10, "list": 20}
     assert by_task["count"].b - by_task["count"].a == pytest.approx(gains[::3].mean())
@@ -96,13 +96,25 @@ def test_the_other_way_round_it_is_a_and_without_a_difference_neither(write):
     ends = there.differences[0].interval, back.differences[0].interval
     assert np.array(ends[0]) == pytest.approx(-np.array(ends[1])[::-1])
     same = write("c.json", result([np.roll(own, 1).tolist() for own in lengths_of(0, 0.0)]))
-    assert compare(worse, same).verdict == "no difference can be told: B less A is +0.00 [0.00, 0.00]"
+    assert compare(worse, same).verdict == "no difference can be told: B less A is +0.000 [0.000, 0.000]"
     folder = write("e.json", result(lengths_of(0, 0.5), step=None, run="drafter"))
     assert "e.json: drafter, block 8" in compare(worse, folder).text()
     few = write("d.json", result(lengths_of(0, 0.5)[:1]))
     report = compare(worse, few)
-    assert report.verdict == "no difference can be told: the results share fewer than 2 prompts"
+    assert report.verdict == "no difference can be told: 1 conversations are fewer than 8"
     assert "[no interval]" in report.text()
+
+
+def test_a_few_prompts_give_no_verdict(write):
+    """Of two prompts both gain in every fourth exam by chance, and their interval then leaves 0 out."""
+    for count, verdict in ((2, "no difference can be told: 2 conv"), (7, "no difference"), (8, "B is better")):
+        worse, better = (write(f"{gain}.json", result(lengths_of(0, gain, count))) for gain in (0.0, 1.0))
+        report = compare(worse, better)
+        interval = report.differences[0].interval
+        assert interval is not None
+        assert interval[0] > 0
+        assert report.verdict.startswith(verdict)
+        assert report.differences[0].num_conversations == count
 
 
 def test_the_turns_of_a_conversation_are_one_draw(write):
@@ -134,8 +146,19 @@ def test_prompts_that_only_one_has_are_counted_and_named(write):
     assert "only in B  11: exam.jsonl:3, exam.jsonl:20, exam.jsonl:21, exam.jsonl:22, exam.jsonl:23 and 6 more" in text
 
 
+def test_other_recorded_answers_to_a_prompt_are_not_matched_offline(write):
+    """Two stores may answer one prompt; what decoding answers may end elsewhere where logits nearly tie."""
+    one, other = result(lengths_of(0, 0.0, 20)), result(lengths_of(0, 0.0, 20))
+    other["per_prompt"][4]["num_tokens"] += 1
+    assert compare(write("a.json", one), write("b.json", other)).unmatched == ((), ())
+    sides = [exam | {"mode": "offline"} for exam in (one, other)]
+    found = compare(write("a.json", sides[0]), write("b.json", sides[1]))
+    assert found.unmatched == (("exam.jsonl:4",), ("exam.jsonl:4",))
+    assert found.differences[0].num_prompts == 19
+
+
 OTHERS = {
-    "mode": "decoded",
+    "mode": "offline",
     "target_weights_sha256": "cd",
     "max_new_tokens": 128,
     "temperature": 0.7,
@@ -163,15 +186,20 @@ def test_other_definitions_are_refused(write):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ({"mode": "offline", "definitions": {}}, "an earlier version wrote it|define"),
-        ({"hello": 1}, "is broken"),
+        ({"format": 1}, "of format 1: another version wrote it"),
+        ({"format": None}, "of format None: another version wrote it"),
+        ({"mode": None}, "is broken"),
+        ({"per_prompt": None}, "an earlier version wrote it"),
+        ({"per_prompt": [{"name": "a", "prompt_sha256": "b", "num_cycles": 1}]}, "no num_tokens of its prompt 0"),
+        ({"per_prompt": [7]}, "no name of its prompt 0"),
     ],
 )
 def test_what_is_no_result_of_this_version_is_refused(write, content, said):
     exam = result(lengths_of(0, 0.0))
-    old = content | ({key: exam[key] for key in ("definitions", *SAME) if key in exam} if "mode" in content else {})
-    with pytest.raises(UserError, match=said):
+    old = {key: value for key, value in (exam | content).items() if value is not None}
+    with pytest.raises(UserError, match=said) as caught:
         compare(write("a.json", exam), write("b.json", old))
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_nothing_in_common_is_refused(write):

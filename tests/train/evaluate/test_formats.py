@@ -91,6 +91,26 @@ def test_later_turns_wait_for_an_answer(name):
     assert found.follow_ups == tuple(turns[1:])
 
 
+def test_blank_later_turns_are_kept_to_be_named_and_a_blank_first_one_is_refused():
+    assert question_of({"turns": ["a", None, " "]}, "exam").follow_ups == ("", " ")
+    assert question_of(LINES["mt-bench"] | {"prompt": ["a", None]}, "exam").follow_ups == ("",)
+    for turns in (["", "b"], [None, "b"]):
+        with pytest.raises(ValueError, match="begins with no text"):
+            question_of({"turns": turns}, "exam")
+
+
+def test_problems_are_known_by_capital_keys_too():
+    line = {"ID": "2024-I-4", "Problem": "Find m + n.", "Solution": "...", "Answer": 116}
+    found = question_of(line, "aime24")
+    assert (found.format, found.task, found.label) == ("problem", "aime24", "2024-I-4")
+    assert asked_text(line) == asked_text(LINES["problem"])
+
+
+@pytest.mark.parametrize("answer, text", [(204, "204"), (0.5, "0.5"), ("204", "204")])
+def test_an_answer_beside_a_chat_may_be_a_number(answer, text):
+    assert question_of({"prompt": "Hi.", "answer": answer}, "exam").answer == text
+
+
 def test_what_stands_beside_a_question_is_kept():
     line = LINES["gsm8k"] | {"system": "be short", "chat_template_kwargs": {"enable_thinking": False}}
     asked = question_of(line, "exam").asked
@@ -109,6 +129,7 @@ def test_the_words_of_a_line_name_its_task():
     assert question_of({"prompt": "Hi.", "category": "smalltalk"}, "exam").task == "smalltalk"
     assert question_of(LINES["problem"], "aime25").task == "aime25"
     assert question_of(LINES["gsm8k"] | {"task": None}, "exam").task == "gsm8k"
+    assert question_of({"prompt": "Hi.", "task": " two\nlines "}, "exam").task == "two lines"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +149,11 @@ def test_the_benchmarks_own_ids_are_names(name, label):
         (LINES["humaneval"] | {"test_list": ["assert f(1)"]}, "fits 2 formats, humaneval and mbpp"),
         (LINES["gsm8k"] | {"question": 7}, "'question' is 7, not a text"),
         (LINES["gsm8k"] | {"question": " "}, "'question' is ' ', not a text"),
-        (LINES["turns"] | {"turns": []}, r"'turns' is \[\], not a list of texts"),
+        (LINES["turns"] | {"turns": []}, r"'turns' is \[\], and begins with no text"),
         (LINES["turns"] | {"turns": ["a", 2]}, "not a list of texts"),
         (LINES["mbpp"] | {"test_list": "assert"}, "'test_list' is 'assert', not a list of texts"),
-        ({"prompt": "Hi.", "answer": 4}, "'answer' is a int, not a text"),
+        ({"prompt": "Hi.", "answer": [4]}, "'answer' is a list, neither a text nor a number"),
+        ({"prompt": "Hi.", "answer": True}, "'answer' is a bool, neither a text nor a number"),
     ],
 )
 def test_what_fits_two_formats_or_is_broken_is_refused(line, said):

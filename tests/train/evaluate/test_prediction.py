@@ -44,7 +44,7 @@ def test_the_answers_that_both_have_give_both_means(tmp_path, is_offline_last):
     [
         ({"step": 5}, "offline is of step 5, decoded of step 4"),
         ({"mode": "decoded"}, "both are decoded"),
-        ({"per_prompt": [kept("sample 1", 6, 2, "cd")]}, "no answer to the same prompts"),
+        ({"per_prompt": [kept("sample 1", 6, 2, "cd")]}, "no whole answer to the same prompts"),
         ({"per_prompt": None}, "an earlier version wrote it"),
         ({"definitions": None, "mode": None}, "mode"),
     ],
@@ -56,6 +56,16 @@ def test_what_cannot_be_compared_is_said_and_no_error(tmp_path, changes, said):
     assert isinstance(found, str)
     assert found.startswith("not compared with evaluation-offline.json: ")
     assert said in found
+
+
+def test_answers_that_decoding_may_not_give_whole_are_left_out(tmp_path):
+    (tmp_path / "evaluation-offline.json").write_text(json.dumps(OFFLINE))
+    found = foretold(tmp_path, DECODED | {"max_new_tokens": 7})  # the first token, and the six of the cycles
+    assert isinstance(found, Prediction)
+    assert len(found.points) == 2
+    found = foretold(tmp_path, DECODED | {"max_new_tokens": 6})
+    assert isinstance(found, Prediction)
+    assert found.points == (("sample 2", 1.0, 1.0),)
 
 
 def test_sampled_answers_are_not_foretold(tmp_path):

@@ -14,7 +14,7 @@ from dflash_offline.extract.targets.hf import load_target
 from dflash_offline.train.evaluate.acceptance import Acceptance
 from dflash_offline.train.evaluate.evaluate_report import Comparison, PromptOutcome
 from dflash_offline.train.evaluate.prompts import STANDARD, asked_prompts, ids_sha256, opened_lines
-from dflash_offline.train.evaluate.turns import examine_turns
+from dflash_offline.train.evaluate.turns import examine_turns, fitting
 
 TINY: Any = load_target("tiny", dtype="float32")
 LINES = [
@@ -32,7 +32,7 @@ def ids_of():
 
 
 def asked(path, ids_of, limit=None):
-    return asked_prompts(opened_lines(str(path), read_lines), ids_of, limit)
+    return asked_prompts(opened_lines(str(path), read_lines), ids_of, limit, str(path))
 
 
 def write_array(path):
@@ -169,6 +169,39 @@ def test_a_later_turn_follows_the_targets_own_answer(tmp_path, ids_of):
     assert {a.prompt_sha256 for a in acceptance.answers if a.conversation == names[0]} == {first.prompt_sha256}
     assert first.prompt_sha256 == ids_sha256(prompts.prompts[0].ids) != other.prompt_sha256
     assert acceptance.answers[1].prompt_sha256 == ids_sha256(prompts.prompts[1].ids)
+
+
+def test_files_of_one_name_in_two_folders_keep_their_prompts_apart(tmp_path, ids_of):
+    for folder in ("b", "a", "."):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        write_lines(tmp_path / folder / "bench.jsonl")
+    names = [prompt.name for prompt in asked(tmp_path, ids_of).prompts]
+    assert len(set(names)) == len(names) == 9
+    assert {"a/bench.jsonl:2", "b/bench.jsonl:2", "bench.jsonl:2"} < set(names)
+
+
+def test_a_name_is_one_line_and_not_much_longer_than_its_id(tmp_path, ids_of):
+    lines = [{"prompt": "Hi.", "id": label} for label in ("two\nlines", "z" * 270)]
+    (tmp_path / "exam.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    names = [prompt.name for prompt in asked(tmp_path / "exam.jsonl", ids_of).prompts]
+    assert names == ["exam.jsonl:1 (id two lines)", f"exam.jsonl:2 (id {'z' * 57}...)"]
+
+
+def test_prompts_without_room_are_not_counted_among_the_formats(tmp_path, ids_of):
+    lines = [{"prompt": "word " * 2000}, {"prompt": "Hi."}, LINES[0]]
+    (tmp_path / "exam.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = fitting(asked(tmp_path / "exam.jsonl", ids_of), TINY.facts.max_positions)
+    assert found.formats == {"chat": 1, "gsm8k": 1}
+    assert [name for name, _ in found.left_out] == ["exam.jsonl:1"]
+
+
+def test_a_blank_turn_is_named_and_the_turns_before_it_are_asked(tmp_path, ids_of):
+    (tmp_path / "mt.jsonl").write_text(json.dumps({"turns": ["one", "two", None, "four"], "question_id": 1}))
+    parrot = Parrot([])
+    acceptance, _, everything = examine_turns(parrot.examine, asked(tmp_path / "mt.jsonl", ids_of), ids_of, TINY)
+    assert [answer.name for answer in acceptance.answers] == ["mt.jsonl:1 (id 1)", "mt.jsonl:1 (id 1), answer 2"]
+    assert everything.left_out == [("mt.jsonl:1 (id 1), answer 3", "the turn is '', not a text")]
+    assert everything.formats == {"turns": 1}
 
 
 def test_a_turn_without_room_is_named_and_ends_its_conversation(tmp_path, ids_of):

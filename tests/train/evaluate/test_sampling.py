@@ -151,6 +151,14 @@ def test_tokens_that_tie_with_the_kth_stay_and_of_those_at_the_edge_of_top_p_the
     ]
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-308, 1e-6])
+def test_hardly_any_temperature_is_the_likeliest_token(temperature):
+    logits = 50 * torch.randn(20, 40, generator=torch.Generator().manual_seed(4))
+    for settings in (Sampling(temperature=temperature), Sampling(temperature=temperature, top_k=5, top_p=0.9)):
+        assert probabilities(logits, settings).argmax(-1).tolist() == logits.argmax(-1).tolist()
+        assert settings.chooser(0, SPECULATIVE).draft(logits) == logits.argmax(-1).tolist()
+
+
 def test_what_is_drawn_depends_on_seed_and_number_alone():
     logits = torch.randn(64, 40, generator=torch.Generator().manual_seed(4))
     settings = Sampling(temperature=1.0, seed=5)

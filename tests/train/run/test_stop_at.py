@@ -31,8 +31,9 @@ def numbers(lab, run_dir: Path, kind: str) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.endswith("_s") and k not in moment} for line in lines]
 
 
-def test_a_run_that_stopped_at_a_step_goes_on_as_if_it_had_not(lab, tiny_store, tmp_path, reference_run):
-    run_dir = tmp_path / "run"
+def test_a_run_that_stopped_at_a_step_goes_on_as_if_it_had_not(lab, tiny_store, tmp_path):
+    run_dir, reference_run = tmp_path / "run", tmp_path / "reference"
+    last_word(lab.make_config(tiny_store, reference_run))
     for stop_at, done in ((5, 5), (5, 5), (3, 5), (7, 7)):  # again, and at a step that lies behind: nothing happens
         said = last_word(lab.make_config(tiny_store, run_dir, f"stop_at={stop_at}"))
         assert said == ("paused", {"step": done, "steps": 12})

@@ -10,7 +10,11 @@ import pytest
 from dflash_offline import UserError
 from dflash_offline.cli import main
 from dflash_offline.store.reader import StoreReader
+from dflash_offline.train import order, run
 from dflash_offline.train.evaluate.walk import recorded_samples
+from dflash_offline.train.order import ALL, TRAIN_SPLIT, RowOrder, samples_of
+from dflash_offline.train.packing import pack_rows
+from dflash_offline.train.slot import RowShape
 from dflash_offline.train.sweep.check import Device, find_devices, require_all
 from dflash_offline.train.sweep.sweep import planned
 
@@ -80,6 +84,46 @@ def test_runs_that_a_card_has_no_room_for_are_refused(lab, tiny_store, tmp_path)
     assert "run 4, drafter.intermediate_size=4194304: the run needs" in caught.value.happened
     require_all(sweep, sweep.runs[:2], cards)
     assert [run.steps for run in sweep.runs] == [12, 12, None, None]
+
+
+def test_the_store_is_opened_once_and_packed_once_for_rows_that_runs_share(lab, tiny_store, tmp_path, monkeypatch):
+    """12 runs have 4 kinds of rows: row tokens and seeds count, block size and learning rate do not."""
+    opened, packed, searched = [], [], []
+
+    class Counted(StoreReader):
+        def __init__(self, path: Path, **options: Any) -> None:
+            opened.append(path)
+            super().__init__(path, **options)
+
+        def tokens(self, i: int) -> Any:
+            searched.append(i)
+            return super().tokens(i)
+
+    def pack_counted(*args: Any, **keys: Any) -> Any:
+        packed.append(keys["seed"])
+        return pack_rows(*args, **keys)
+
+    monkeypatch.setattr(run, "StoreReader", Counted)
+    monkeypatch.setattr(order, "pack_rows", pack_counted)
+    fields = {"rows.row_tokens": [128, 256], "seed": [1, 2], "drafter.block_size": [4, 6, 8]}
+    base = {name: value for name, value in lab.base.items() if name != "steps"}  # one pass: steps say how many rows
+    base |= {
+        "rows.anchors": 32,
+        "drafter.mask_token_id": 58,
+        "epochs": 1.0,
+    }  # a token that every sample is searched for
+    sweep = planned(lab.config_of(tiny_store, tmp_path / "out", fields=fields), base)
+    require_all(sweep, sweep.runs, [Device("cpu")])
+    assert len(opened) == 1
+    assert sorted(packed) == [1, 1, 2, 2]
+    with StoreReader(tiny_store) as reader:
+        assert sorted(searched) == list(range(len(reader)))
+        for record in sweep.runs:
+            train = samples_of(reader, TRAIN_SPLIT, ALL)
+            own = record.overrides
+            shape = RowShape(row_tokens=own["rows.row_tokens"], anchors=32, block_size=own["drafter.block_size"])
+            slow = RowOrder.of(reader, train, shape, seed=own["seed"], shuffle_segments=32).rows(0)
+            assert record.steps == len(slow)
 
 
 def test_a_folder_that_holds_something_else_is_refused(lab, tiny_store, tmp_path):

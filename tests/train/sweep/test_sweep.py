@@ -41,6 +41,7 @@ def kill_run(name: str, run_dir: Path, lines: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(lab, runs_lab, tiny_store, tmp_path, capfd):
     out = tmp_path / "sweep"
     own = {"fields": {"optim.lr": [0.01, 0.02, 0.03]}, "base": {"checkpoint_every": 2}}
