@@ -398,7 +398,8 @@ def main(args: list[str] | None = None) -> None:
     try:
         dflash.main(args=args, prog_name="dflash", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted; the same command goes on from what was committed (prepare starts over)", err=True)
+        told = "the same command goes on from what was committed (prepare and evaluate start over)"
+        click.echo(f"interrupted; {told}", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()

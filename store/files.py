@@ -197,6 +197,10 @@ def free_bytes(folder: Path) -> int:
     return facts.f_bavail * facts.f_frsize
 
 
+class StorageError(UserError):
+    """A UserError about the disk: it says nothing of what was being written."""
+
+
 def storage_error(
     error: OSError,
     path: Path,
@@ -204,7 +208,7 @@ def storage_error(
     needed_bytes: int | None = None,
     is_most: bool = False,
     safe: str = "what was published before stays safe",
-) -> UserError:
+) -> StorageError:
     """The one message for a disk that is full, broken or read-only: path, bytes, what stays safe.
 
     `is_most`: the bytes needed are a bound, since the codec compresses.
@@ -219,12 +223,12 @@ def storage_error(
     except OSError as unknown:
         free = f"free space at {str(path.parent)!r} is unknown ({unknown.strerror})"
     if error.errno in NO_SPACE:
-        return UserError(happened, f"more free space; {free}", f"free space, {again}")
+        return StorageError(happened, f"more free space; {free}", f"free space, {again}")
     if error.errno == errno.EIO:
         expected = f"a disk that takes what is written to it; {free}"
-        return UserError(happened, expected, f"check the disk and its log, {again}")
+        return StorageError(happened, expected, f"check the disk and its log, {again}")
     expected = f"a folder that exists and may be written to; {free}"
-    return UserError(happened, expected, f"check mount, rights and path, {again}")
+    return StorageError(happened, expected, f"check mount, rights and path, {again}")
 
 
 def exact_bytes(size_bytes: int) -> str:

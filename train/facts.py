@@ -122,13 +122,19 @@ def read_facts(run_dir: Path) -> RunFacts:
         missing = {field.name for field in fields if field.default is dataclasses.MISSING} - set(values)
         if found == FORMAT and missing:
             raise KeyError(f"it has no {', '.join(sorted(missing))}")
-    except (ValueError, KeyError) as error:
+        if found == FORMAT:
+            facts = RunFacts(**{**values, "spec": DrafterSpec.from_dict(values["spec"])})
+            for place, name in ((facts.store, "plan_sha256"), (facts.target, "name"), (facts.target, "weights_sha256")):
+                if not isinstance(place[name], str):
+                    raise TypeError(f"{name} is {place[name]!r}")
+            if facts.init is not None and not {"path", "sha256"} <= set(facts.init):
+                raise KeyError(f"init is {facts.init}")
+            return facts
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is broken: {error}", "the facts of a run", "train into a new folder") from error
-    if found != FORMAT:
-        raise UserError(
-            f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
-        )
-    return RunFacts(**{**values, "spec": DrafterSpec.from_dict(values["spec"])})
+    raise UserError(
+        f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
+    )
 
 
 def require_same_store(run_dir: Path, old: RunFacts, manifest: Manifest) -> None:

@@ -27,7 +27,7 @@ SAME = {
 """Facts that two results share, or they measure different things; a result that lacks one lacks it for both."""
 COMPARED = ("acceptance_length", "acceptance_length_cycles")
 SHOWN_NAMES = 5
-FEWEST = 8  # conversations of a verdict: of 2 equal drafters' 48 % of all intervals leave 0 out, of 8 5 % (simulated)
+FEWEST = 8  # conversations of a verdict: of 2, intervals of equal drafters leave 0 out in 48 % of exams, of 8 in 5 %
 Key = tuple[str, str, int | None]
 Prompt = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ class CompareReport:
         whole = self.differences[0]
         gain, interval = whole.b - whole.a, whole.interval
         if interval is None or whole.num_conversations < FEWEST:
-            return f"no difference can be told: {whole.num_conversations} conversations are fewer than {FEWEST}"
+            return f"no difference can be told: fewer than {FEWEST} prompts or conversations in common"
         low, high = interval
         if low > 0:
             return f"B is better by {gain:.3f} {interval_text(interval)}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ... import UserError
 from ..drafter import Drafter
 from .steps import Draft
 
@@ -34,7 +35,10 @@ class DrafterProposer:
 
     @torch.no_grad()
     def propose(self, asked: Mapping[int, Draft]) -> list[Tensor]:
-        """The logits [B-1, V] fp32 of each text's next block."""
+        """The logits [B-1, V] fp32 of each text's next block.
+
+        Raises UserError where one is not finite: greedy drafts would all be refused, and others cannot be drawn.
+        """
         spec, embedding = self.drafter.spec, self.embedding
         rows = [self.row(text) for text in asked]
         self.drafter.extend_rows(self.context, rows, [self.rounded(request.taps) for request in asked.values()])
@@ -44,7 +48,14 @@ class DrafterProposer:
         ids[:, 0] = torch.tensor([request.anchor for request in asked.values()])
         embeds = embedding[ids.to(embedding.device)] * spec.embedding_scale  # [n, B, H]
         hidden = self.drafter.propose_rows(self.context, rows, embeds)[:, 1:]  # [n, B-1, H]
-        return list(self.scaled((hidden.to(self.head.dtype) @ self.head.T).float()))
+        logits = self.scaled((hidden.to(self.head.dtype) @ self.head.T).float())  # [n, B-1, V]
+        if not bool(logits.isfinite().all()):
+            raise UserError(
+                "the drafter's logits are not all finite",
+                "a drafter whose weights and states are numbers",
+                "examine another checkpoint with --checkpoint, and look at the run's losses",
+            )
+        return list(logits)
 
     def close(self, text: int) -> None:
         """Forgets a text; one that never drafted has nothing to forget."""

@@ -94,7 +94,7 @@ def evaluate(
     if examined.step is not None and config.prompts is None:  # no earlier exams are in a folder
         report = dataclasses.replace(report, prediction=foretold(run_dir, report.as_dict()))
     publish(path, (json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n").encode())
-    if examined.step is None or path.parent.resolve() != run_dir.resolve():  # pictures belong to results that lie in RUN
+    if examined.step is None or path.parent.resolve() != run_dir.resolve():  # pictures are of results in RUN
         return dataclasses.replace(report, saved=(str(path),))
     pictures = plot_run(run_dir, path)
     if isinstance(report.prediction, Prediction):

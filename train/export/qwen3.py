@@ -134,7 +134,7 @@ def layers_of(path: Path, config: Mapping[str, Any], block_size: int) -> tuple[t
         window = None
     elif not is_sliding:
         raise wrong(path, "use_sliding_window", config.get("use_sliding_window"), "true, for the sliding layers")
-    elif not is_whole(window) or window < block_size:
+    elif not isinstance(window, int) or isinstance(window, bool) or window < block_size:
         rule = "a number of at least block_size: z-lab's runtime applies the window inside the block too"
         raise wrong(path, "sliding_window", window, rule)
     return tuple(names), window

@@ -5,6 +5,7 @@ Sources: dflash 0.1.0 (model.py), vLLM 0.32.0 (models/qwen3_dflash.py, configs/s
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,11 +118,12 @@ def serving_commands(
 ) -> tuple[str, ...]:
     """How the engines of a format are started with the drafter in `folder`; `target` as they look it up."""
     prefix = "VLLM_USE_V2_MODEL_RUNNER=1 " if is_mixed(spec.attention) else ""
+    speculative = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": spec.block_size - 1})
+    target, folder, speculative = map(shlex.quote, (target, folder, speculative))
     if served == SPECULATORS:
         return (f"{prefix}vllm serve {folder}",)
-    speculative = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": spec.block_size - 1})
     commands = {
-        VLLM: f"{prefix}vllm serve {target} --speculative-config '{speculative}'",
+        VLLM: f"{prefix}vllm serve {target} --speculative-config {speculative}",
         SGLANG: f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "
         f"--speculative-draft-model-path {folder}",
     }

@@ -4,7 +4,6 @@ Knows names and lines; not what is drawn of them. No torch.
 """
 
 import json
-import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +31,8 @@ CURVES = (
 )
 RECENT = 50  # updates that the numbers of single slots are a mean over
 NUMBERS = (int, float)
+MOST_NUMBER = 1e300  # beyond it a sum of many overflows
+MOST_STEP = 2**53  # whole numbers up to here are exact on an axis
 
 
 @dataclass(slots=True)
@@ -114,7 +115,11 @@ def points_of(lines: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) <= MOST_NUMBER
+
+
+def is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEP
 
 
 def read_run_metrics(run_dir: Path) -> RunMetrics:
@@ -137,7 +142,7 @@ def sound_lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
                 notes.append(f"the last line of {METRICS_NAME} is half-written and does not count")
                 break
             line = object_of(text)
-            if isinstance(line.get("step"), int) and isinstance(line.get("kind"), str):
+            if is_step(line.get("step")) and isinstance(line.get("kind"), str):
                 yield line
             else:
                 broken.append(number)

@@ -18,7 +18,7 @@ from ..environment import ENVIRONMENT_NAME
 from ..evaluate.evaluation_file import read_evaluation
 from ..facts import CHECKPOINTS_NAME, CONFIG_NAME, FACTS_NAME, RunFacts, read_facts
 from ..outcome import REPORT_NAME
-from .metrics_of_run import RunMetrics, read_run_metrics
+from .metrics_of_run import RunMetrics, is_number, read_run_metrics
 from .series import EVALUATIONS
 
 FINISHED, GOING, STOPPED = "finished", "going", "stopped"
@@ -51,7 +51,7 @@ class RunFolder:
 
     def best_exam(self) -> Mapping[str, Any] | None:
         """The exam of a trained drafter with the largest acceptance length, the newest of several."""
-        exams = [exam for exam in self.metrics.exams if exam.get("acceptance_length") is not None]
+        exams = [exam for exam in self.metrics.exams if is_number(exam.get("acceptance_length"))]
         trained = [exam for exam in exams if exam["step"] > 0 or self.facts.steps == 0]
         return max(trained, key=lambda exam: (exam["acceptance_length"], exam["step"]), default=None)
 
@@ -79,7 +79,7 @@ def read_run(run_dir: Path) -> RunFolder:
         evaluations=read_evaluations(run_dir, notes),
         config=config,
         outcome=read_object(run_dir / REPORT_NAME, notes),
-        environment=read_object(run_dir / ENVIRONMENT_NAME, notes),
+        environment=read_environment(run_dir, notes),
         checkpoints=checkpoint_names(run_dir),
         notes=tuple(notes),
     )
@@ -127,10 +127,48 @@ def read_evaluations(run_dir: Path, notes: list[str]) -> dict[str, Mapping[str, 
     for name, *_ in EVALUATIONS:
         if (run_dir / name).exists():
             try:
-                found[name] = read_evaluation(run_dir / name)
+                evaluation = read_evaluation(run_dir / name)
             except UserError as error:
                 notes.append(str(error).splitlines()[0])
+                continue
+            if strange := strange_key(evaluation):
+                notes.append(f"{name} is broken and left out: see {strange}")
+            else:
+                found[name] = evaluation
     return found
+
+
+def strange_key(evaluation: Mapping[str, Any]) -> str | None:
+    """A key of an evaluation that holds another kind of value than a report reads; None where all are as they were."""
+    lists = {name: evaluation.get(name) or [] for name in ("histogram", "per_position")}
+    for name, values in lists.items():
+        if not isinstance(values, list) or not all(is_number(v) and v >= 0 for v in values if v is not None):
+            return name
+    if None in lists["histogram"]:
+        return "histogram"
+    return None if isinstance(evaluation.get("intervals") or {}, dict) else "intervals"
+
+
+def read_environment(run_dir: Path, notes: list[str]) -> dict[str, Any]:
+    """environment.json, without a memory plan that cannot be read."""
+    found = read_object(run_dir / ENVIRONMENT_NAME, notes)
+    plan = found.get("memory_plan")
+    if isinstance(plan, dict) and not is_plan(plan):
+        notes.append(f"{ENVIRONMENT_NAME} is broken: its memory plan is left out")
+        return {**found, "memory_plan": None}
+    return found
+
+
+def is_plan(plan: Mapping[str, Any]) -> bool:
+    """Whether a memory plan has what a report shows of it."""
+    parts = plan.get("parts", [])
+    if not isinstance(parts, list):
+        return False
+    sizes = [part.get("size_bytes") if isinstance(part, dict) else None for part in parts]
+    if not all(map(is_number, (*sizes, plan.get("peak_bytes"), plan.get("card_bytes")))):
+        return False
+    are_named = all(isinstance(part.get(name), str) for part in parts for name in ("name", "grows_with"))
+    return are_named and "largest" in plan and plan["peak_bytes"] > 0
 
 
 def read_config(run_dir: Path, notes: list[str]) -> TrainConfig | None:

@@ -16,6 +16,8 @@ TRAINING, HELD_OUT, WALKED, DECODING = 0, 1, 2, 3  # colours that mean one thing
 ORIGINS = 4  # colours from here on: answers of single origins
 EVALUATIONS = ((OFFLINE_NAME, "walk, offline", WALKED), (EVALUATION_NAME, "decoded", DECODING))
 SLOT_LABEL = "slot of the block (draft position)"
+MOST_SLOTS = 1024  # of a block
+LEAST_LOG = 1e-30  # a curve that goes below has a linear axis
 FORCED = "given the right tokens before"
 
 
@@ -57,7 +59,7 @@ def loss_chart(metrics: RunMetrics) -> Lines | None:
         title="Training loss",
         y_label="weighted mean over labels",
         lines=with_mean(points),
-        is_log=min(value for _, value in points) > 0,
+        is_log=min(value for _, value in points) > LEAST_LOG,
     )
 
 
@@ -146,7 +148,8 @@ def slot_chart(metrics: RunMetrics, number: str, title: str, y_label: str, more:
 def slot_means(lines: Sequence[Mapping[str, Any]], prefix: str) -> list[float | None]:
     """The mean over the lines of `prefix`K for K = 1, 2, ...; None where no line has it but a later slot's."""
     names = {name for line in lines for name in line if name.startswith(prefix)}
-    last = max((int(name[len(prefix) :]) for name in names if name[len(prefix) :].isdecimal()), default=0)
+    slots = [int(slot) for name in names if (slot := name[len(prefix) :]).isdecimal() and len(slot) <= 4]
+    last = max((slot for slot in slots if slot <= MOST_SLOTS), default=0)
     found: list[float | None] = []
     for slot in range(1, last + 1):
         values = [line[name] for line in lines if is_number(line.get(name := f"{prefix}{slot}"))]
@@ -186,7 +189,7 @@ def histogram_bars(exams: Sequence[tuple[Mapping[str, Any], str, int]]) -> Bars 
             mean_text=f"acceptance length {exam['acceptance_length']:.2f} (mean over prompts)",
         )
         for exam, name, colour in exams
-        if sum(exam.get("histogram") or ())
+        if sum(exam.get("histogram") or ()) and is_number(exam["acceptance_length"])
     ]
     if not groups:
         return None
@@ -231,7 +234,7 @@ def norm_chart(metrics: RunMetrics) -> Lines | None:
         title="Gradient norm",
         y_label="before clipping",
         lines=with_mean(points),
-        is_log=min(value for _, value in points) > 0,
+        is_log=min(value for _, value in points) > LEAST_LOG,
     )
 
 

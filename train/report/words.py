@@ -239,7 +239,11 @@ def exam_rows(
     for exam in exams[::-every][::-1]:
         loss, length = losses.get(exam["step"]), exam.get("acceptance_length")
         rows.append(
-            (str(exam["step"]), "-" if loss is None else f"{loss:.4f}", NOTHING if length is None else f"{length:.3f}")
+            (
+                str(exam["step"]),
+                "-" if loss is None else f"{loss:.4f}",
+                f"{length:.3f}" if is_number(length) else NOTHING,
+            )
         )
     return rows
 

@@ -17,6 +17,8 @@ from .config import GRID, LIST, SweepConfig
 Overrides = dict[str, Any]
 """Dotted fields of TrainConfig to values: what one run sets."""
 
+LISTS = ("drafter.taps",)
+"""Fields of which each value is itself a list of numbers."""
 OWN_FIELDS = {
     "store": "--store",
     "out": "--out",
@@ -25,6 +27,8 @@ OWN_FIELDS = {
 }
 """Fields that the sweep sets for each run, and where they are said instead."""
 RANGE_KEYS = {"low", "high", "scale", "integer"}
+MOST = 1e300  # of the ends of a range
+MOST_RUNS = 100_000
 DIGITS = 4  # of a drawn number
 REDRAWS = 1000  # for a run that is not there yet
 
@@ -42,6 +46,8 @@ def runs_of(config: SweepConfig) -> list[Overrides]:
         return require_sound([dotted(run) for run in config.runs], "runs = [] names no run", list_faults(config))
     fields = dotted(config.fields)
     faults = [fault for name, values in fields.items() for fault in field_faults(name, values, config.strategy)]
+    if config.strategy == GRID and not faults and math.prod(map(len, fields.values())) > MOST_RUNS:
+        faults = [f"{math.prod(map(len, fields.values())):,} combinations, and a sweep has at most {MOST_RUNS:,} runs"]
     if faults or not fields:
         return require_sound([], "fields = {} names no field of train", faults)
     return grid(fields) if config.strategy == GRID else draws(fields, config.count, config.seed)
@@ -75,6 +81,10 @@ def field_faults(name: str, values: Any, strategy: str) -> list[str]:
     if isinstance(values, list):
         found = [] if values else [f"{name} = [] has no value"]
         found += [f"{name} has {value!r} twice" for i, value in enumerate(values) if is_among(value, values[:i])]
+        single = [value for value in values if isinstance(value, int)] if name in LISTS else []
+        found += [
+            f"{name} has the value {value}, and each value is a list, like [[0, 2], [0, 1, 2]]" for value in single[:1]
+        ]
         return own(name) + found
     if not isinstance(values, dict):
         return [*own(name), f"{name} = {values!r} is no list: a value for all runs belongs into [train]"]
@@ -92,7 +102,7 @@ def range_faults(given: Mapping[str, Any], strategy: str) -> list[str]:
         return ["a range needs strategy = 'random'"]
     low, high, scale = given.get("low"), given.get("high"), given.get("scale", "linear")
     faults = [f"a range has no {key!r}" for key in sorted(set(given) - RANGE_KEYS)]
-    numbers = [n for n in (low, high) if isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)]
+    numbers = [n for n in (low, high) if isinstance(n, (int, float)) and not isinstance(n, bool) and abs(n) <= MOST]
     if len(numbers) < 2 or not numbers[0] < numbers[1]:
         faults.append(f"low = {low!r}, high = {high!r} are no two rising numbers")
     elif scale == "log" and numbers[0] <= 0:

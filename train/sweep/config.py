@@ -10,6 +10,7 @@ from ..rank import named_devices
 
 GRID, LIST, RANDOM = "grid", "list", "random"
 STRATEGIES = (GRID, LIST, RANDOM)
+KEEP = 0.5
 COUNT = 10  # runs that are drawn where nobody says how many
 
 
@@ -18,12 +19,18 @@ class HalvingConfig:
     """Successive halving: at each rung the best share of the runs goes on, the others stop there."""
 
     steps: tuple[int, ...] = setting((), "the rungs: steps at which runs are compared; default: none, all runs end")
-    keep: float = setting(0.5, "share of the runs of a rung that goes on, rounded up")
+    keep: float = setting(KEEP, "share of the runs of a rung that goes on, rounded up")
 
     def __post_init__(self) -> None:
         steps = self.steps
         is_rising = all(before < after for before, after in itertools.pairwise(steps))
         require(is_rising and all(step >= 1 for step in steps), "halving.steps", steps, "rising steps from 1 on")
+        require(
+            bool(steps) or self.keep == KEEP,
+            "halving.keep",
+            self.keep,
+            f"{KEEP}, as long as halving.steps names no rung",
+        )
         require(0 < self.keep < 1, "halving.keep", self.keep, "a share above 0 and below 1")
 
 

@@ -14,6 +14,7 @@ from ... import UserError
 from ...store.files import publish, storage_error
 from ..facts import HARMLESS, SHOWN_DIFFERENCES
 from .choices import Overrides
+from .sound import require_sound
 
 FORMAT = 1
 SWEEP_NAME, CONFIG_NAME, EFFECTS_NAME = "sweep.json", "sweep.toml", "effects.png"
@@ -126,10 +127,12 @@ def read_sweep(folder: Path) -> Sweep | None:
         if found == FORMAT:
             names = [f.name for f in dataclasses.fields(RunRecord)]
             runs = [RunRecord(**{name: run[name] for name in names}) for run in values["runs"]]
-            return Sweep(folder=folder, runs=runs, **{name: values[name] for name in SAVED if name != "runs"})
+            sweep = Sweep(folder=folder, runs=runs, **{name: values[name] for name in SAVED if name != "runs"})
+            require_sound(sweep)
+            return sweep
     except OSError as error:
         raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{str(path)!r} is broken: {type(error).__name__}: {error}", "the record of a sweep", "take another --out"
         ) from error

@@ -11,6 +11,7 @@ from typing import Any
 from ... import UserError
 from ...progress import say
 from ...settings import as_dict
+from ...store.files import StorageError
 from ...watch import ChildDied, Job, PeerLost, Stalled
 from ..metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, read_metrics
 from ..rank import Rank
@@ -22,7 +23,7 @@ from .one_run import MEASURED, train_one
 from .record import FAILED, FINISHED, INTERRUPTED, PAUSED, RUNNING, WAITING, RunRecord, Sweep
 from .table import LiveTable
 
-NOT_BY_ITSELF = (ChildDied, PeerLost, Stalled, OSError)
+NOT_BY_ITSELF = (ChildDied, PeerLost, Stalled, OSError, StorageError)
 """Ends that say nothing of the run: the same command takes it up again, and until then a rung waits for it."""
 
 

@@ -101,13 +101,13 @@ def test_the_other_way_round_it_is_a_and_without_a_difference_neither(write):
     assert "e.json: drafter, block 8" in compare(worse, folder).text()
     few = write("d.json", result(lengths_of(0, 0.5)[:1]))
     report = compare(worse, few)
-    assert report.verdict == "no difference can be told: 1 conversations are fewer than 8"
+    assert report.verdict == "no difference can be told: fewer than 8 prompts or conversations in common"
     assert "[no interval]" in report.text()
 
 
 def test_a_few_prompts_give_no_verdict(write):
     """Of two prompts both gain in every fourth exam by chance, and their interval then leaves 0 out."""
-    for count, verdict in ((2, "no difference can be told: 2 conv"), (7, "no difference"), (8, "B is better")):
+    for count, verdict in ((2, "no difference can be told: fewer"), (7, "no difference"), (8, "B is better")):
         worse, better = (write(f"{gain}.json", result(lengths_of(0, gain, count))) for gain in (0.0, 1.0))
         report = compare(worse, better)
         interval = report.differences[0].interval

@@ -145,7 +145,7 @@ def test_prompts_of_a_file_are_rendered_answered_and_accounted_for(tiny_run, tmp
     assert "unknown role" in left_out["prompts.jsonl:6"]
     assert "the target takes" in left_out["prompts.jsonl:7"]
     assert "4 left out" in report.text()
-    assert "formats    chat 4" in report.text()
+    assert "formats    chat 3" in report.text()
 
 
 def test_a_conversation_goes_on_and_the_packaged_prompts_are_at_hand(tiny_run, tmp_path):

@@ -1,5 +1,6 @@
 """The exam of a target and a drafter: one prompt at a time or many, greedy or sampled, the same answers."""
 
+import copy
 import time
 from dataclasses import replace
 
@@ -106,6 +107,17 @@ def test_the_targets_scale_and_soft_cap_reach_what_drafts_are_drawn_from(exam, m
     monkeypatch.setattr(exam.target, "facts", replace(exam.target.facts, output_multiplier=0.25, logit_softcap=2.0))
     assert (sampled.proposer().output_multiplier, sampled.proposer().softcap) == (0.25, 2.0)
     assert (greedy.proposer().output_multiplier, greedy.proposer().softcap) == (1.0, None)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"batch": 4}])
+def test_a_drafter_that_is_no_number_is_refused(exam, prompts, settings):
+    drafter = copy.deepcopy(exam.drafter)
+    with torch.no_grad():
+        drafter.fc.weight[0, 0] = torch.nan
+    examiner = Examiner(drafter, exam.target, EvaluateConfig(max_new_tokens=NEW, **settings))
+    with pytest.raises(UserError, match="are not all finite") as caught:
+        examiner.examine(prompts)
+    assert "--checkpoint" in str(caught.value)
 
 
 def test_shares_of_the_wall_time_add_up_to_it(exam):

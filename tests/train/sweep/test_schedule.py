@@ -1,7 +1,10 @@
 """What becomes of a run whose process ended, and which runs another command takes up."""
 
+from pathlib import Path
+
 import pytest
 from dflash_offline import UserError
+from dflash_offline.store.files import storage_error
 from dflash_offline.train.sweep.record import RunRecord, Sweep
 from dflash_offline.train.sweep.schedule import end_of, take_up
 from dflash_offline.watch import ChildDied, PeerLost, Stalled
@@ -16,6 +19,11 @@ from dflash_offline.watch import ChildDied, PeerLost, Stalled
         (Stalled("the sweep", "a sign of life from run 2", 60.0), "interrupted", "waited for a sign of life"),
         (PeerLost("gone"), "interrupted", "gone"),
         (OSError(5, "Input/output error"), "interrupted", "Input/output error"),
+        (
+            storage_error(OSError(28, "No space left on device"), Path("run/x")),
+            "interrupted",
+            "No space left on device",
+        ),
         (UserError("the gradient is not finite", "a finite one", "lower it"), "failed", "the gradient is not finite"),
         (RuntimeError("first line\nsecond line"), "failed", "RuntimeError: first line second line"),
     ],

@@ -1,0 +1,106 @@
+"""Values that no run writes: a report names them or leaves them out, and never ends on them."""
+
+import json
+
+import pytest
+from dflash_offline import UserError
+from dflash_offline.train.report.page import run_page
+from dflash_offline.train.report.run_folder import read_run
+from dflash_offline.train.report.sweep_folder import read_comparison, read_runs
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"loss": 10**400},
+        {"step": 10**30},
+        {"step": True},
+        {"loss": 1e308, "lr": -1e308},
+        {"loss": 5e-324},
+        {"accuracy_slot_999999999": 0.5},
+    ],
+    ids=str,
+)
+def test_numbers_out_of_any_range_do_not_end_a_page(make_run, lab, tmp_path, numbers) -> None:
+    lines = [*lab.usual_lines(), *(lab.train_line(step) | numbers for step in (11, 12))]
+    run = read_run(make_run(tmp_path / "run", lines))
+    assert "acceptance length" in run_page(run)
+    assert len(run.metrics.curves["grad_norm"]) >= 10
+
+
+def test_an_acceptance_length_that_is_text_is_not_ranked(make_run, lab, tmp_path) -> None:
+    strange = make_run(tmp_path / "a", [*lab.usual_lines(), lab.exam_line(11, "2.0")])
+    run_page(read_run(strange))
+    entries = read_runs([strange, make_run(tmp_path / "b")]).entries
+    assert [(entry.label, entry.rank) for entry in entries] == [("b", 1), ("a", None)]
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("histogram", "xyz"), ("histogram", [-1, 2]), ("histogram", [None]), ("per_position", 5), ("intervals", "x")],
+)
+def test_an_evaluation_of_strange_values_is_named(make_run, tmp_path, key, value) -> None:
+    run_dir = make_run(tmp_path / "run")
+    result = {"mode": "decoded", "definitions": {}, "acceptance_length": 2.0, "histogram": [1, 1], key: value}
+    (run_dir / "evaluation.json").write_text(json.dumps(result))
+    run = read_run(run_dir)
+    assert f"evaluation.json is broken and left out: see {key}" in run.notes
+    run_page(run)
+
+
+def test_an_evaluation_of_nothing_gives_a_page(make_run, tmp_path) -> None:
+    run_dir = make_run(tmp_path / "run")
+    result = {"mode": "decoded", "definitions": {}, "acceptance_length": None, "histogram": [1, 1]}
+    (run_dir / "evaluation.json").write_text(json.dumps(result))
+    run_page(read_run(run_dir))
+
+
+@pytest.mark.parametrize("plan", [{}, {"parts": [1], "largest": "x", "peak_bytes": 1, "card_bytes": 1}, {"parts": 5}])
+def test_a_memory_plan_that_is_none_is_named(make_run, tmp_path, plan) -> None:
+    run_dir = make_run(tmp_path / "run")
+    (run_dir / "environment.json").write_text(json.dumps({"memory_plan": plan}))
+    run = read_run(run_dir)
+    assert "environment.json is broken: its memory plan is left out" in run.notes
+    run_page(run)
+
+
+@pytest.mark.parametrize("change", [{"spec": None}, {"zzz": 1}, {"store": "x"}, {"init": {}}, None], ids=str)
+def test_facts_that_are_none_are_refused(make_run, tmp_path, change) -> None:
+    run_dir = make_run(tmp_path / "run")
+    path = run_dir / "run.json"
+    path.write_text(json.dumps(None if change is None else json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match="is broken") as caught:
+        read_run(run_dir)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"ranking": ranking} for ranking in ([99], "x")),
+        *({"effects": effects} for effects in (None, [{}])),
+        *({name: None} for name in ("devices", "base", "fields")),
+        {"halving": {}},
+        {"runs": []},
+    ],
+    ids=str,
+)
+def test_a_sweep_of_strange_values_is_refused(make_sweep, tmp_path, change) -> None:
+    make_sweep(tmp_path / "sweep")
+    path = tmp_path / "sweep" / "sweep.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=f"see {next(iter(change))}"):
+        read_comparison(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize(
+    "change", [{"overrides": None}, {"results": "x"}, {"results": {"acceptance_length": float("nan")}}]
+)
+def test_a_run_of_strange_values_in_a_sweep_is_refused(make_sweep, tmp_path, change) -> None:
+    make_sweep(tmp_path / "sweep")
+    path = tmp_path / "sweep" / "sweep.json"
+    content = json.loads(path.read_text())
+    content["runs"][0] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="see run 1"):
+        read_comparison(tmp_path / "sweep")
