@@ -82,7 +82,7 @@ def first_child(pid: int) -> int:
 
 def test_outcomes_are_taken_in_order_and_memory_is_bounded(source: Path) -> None:
     """A worker that is slow with the first chunk holds the others up, after a few of theirs."""
-    taken: list[list[Any]] = []
+    taken: list[Any] = []
     deal = Deal(chunks(source), 3, lambda path, outcomes: taken.append(outcomes))
     numbers = [deal.answer("a", WANTS_WORK)[0] for _ in range(3)]  # type: ignore[index]
     assert numbers == [0, 1, 2]
