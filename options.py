@@ -6,6 +6,7 @@ owner; every field can be given by `--config` and `--set`. Knows click and datac
 
 import dataclasses
 import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -79,3 +80,16 @@ def resolved(config_class: type, table: str, given: dict[str, Any], *, default_f
     return settings.resolve(
         config_class, name=table, file=Path(file) if file else None, overrides=overrides, options=options
     )
+
+
+def made(
+    name: str, run: Callable[..., None], config_class: type | None, arguments: Sequence[click.Parameter] = ()
+) -> click.Command:
+    """A click command with these arguments, and the options of a config class."""
+    params = [*arguments, *(options_of(config_class, table_name(name)) if config_class is not None else [])]
+    return click.Command(name, callback=run, params=params)
+
+
+def table_name(command: str) -> str:
+    """The table of a config file that a command reads."""
+    return "extract" if command == "plan" else command

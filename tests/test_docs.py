@@ -13,11 +13,12 @@ from typing import Any
 import click
 import pytest
 from dflash_offline import UserError
-from dflash_offline.cli import COMMANDS, resolved, table_name
+from dflash_offline.cli import COMMANDS
 from dflash_offline.demo import DemoConfig
 from dflash_offline.extract.config import ExtractConfig, PlanConfig, PrepareConfig
 from dflash_offline.extract.devices import choose_devices
 from dflash_offline.extract.regenerate.config import RegenerateConfig
+from dflash_offline.options import resolved, table_name
 from dflash_offline.store.config import RecodeConfig
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.evaluate.config import EvaluateConfig

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 import torch
 from dflash_offline import UserError
-from dflash_offline.cli import COMMANDS, main, resolved
+from dflash_offline.cli import COMMANDS, main
 from dflash_offline.extract.config import ExtractConfig
+from dflash_offline.options import resolved
 from dflash_offline.store.arrow_file import read_table, write_table
 from dflash_offline.store.files import FolderLock
 from dflash_offline.store.frozen import write_frozen

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from dflash_offline import UserError
-from dflash_offline.cli import COMMANDS, resolved
+from dflash_offline.cli import COMMANDS
 from dflash_offline.extract.config import ExtractConfig, PlanConfig
 from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import Dealer, report
 from dflash_offline.extract.run_log import LOG_NAME, last_run, log_run
 from dflash_offline.extract.survey import Survey, survey
+from dflash_offline.options import resolved
 from dflash_offline.store.reader import StoreReader
 
 MakeConfig = Callable[..., ExtractConfig]
