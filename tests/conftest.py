@@ -1,6 +1,7 @@
 """What every test runs under: one thread per process, no hub, no display."""
 
 import os
+import signal
 
 import pytest
 
@@ -8,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the children of tests are interrupted, too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -132,7 +132,7 @@ def kill_until(count: int, root: Path, make_killer: Any, finish: Callable[[Path]
     raise AssertionError(f"{len(victims)} of {count} kills: runs ended before they could be killed")
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_again_and_again(
     tmp_path: Path, halves: list[str], lab: ModuleType, undisturbed: dict[str, bytes], make_killer: Any, count: int
 ) -> None:

@@ -69,7 +69,7 @@ def check_final(store: Path, config: ExtractConfig, whole_store: Path, content: 
     assert content(store) == content(whole_store)
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_again_and_again(
     tmp_path: Path,
     data: Path,

@@ -132,11 +132,11 @@ FAST = ("steps=30", "rows.rows_per_step=2", "eval_every=7", "checkpoint_every=2"
 
 
 def test_a_few_kills_change_nothing(lab, tiny_store, tmp_path):
-    live_through_kills(lab, tiny_store, tmp_path, kills=8, seed=0, settings=FAST)
+    live_through_kills(lab, tiny_store, tmp_path, kills=5, seed=0, settings=FAST)
 
 
 def test_kills_of_one_of_two_ranks_change_nothing(lab, tiny_store, tmp_path):
-    live_through_kills(lab, tiny_store, tmp_path, kills=4, seed=1, settings=(*FAST, "devices='cpu,cpu'"))
+    live_through_kills(lab, tiny_store, tmp_path, kills=2, seed=1, settings=(*FAST, "devices='cpu,cpu'"))
 
 
 @pytest.mark.slow
