@@ -23,7 +23,7 @@ from .config import SPECULATORS, ExportConfig
 from .folders import is_run, read_drafter_folder
 from .formats import ZLAB, config_of, spec_of
 from .inherited import require_known
-from .serving import missing_keys, require_served, serving_commands, serving_notes
+from .serving import engine_name, is_packaged, missing_keys, require_served, serving_commands, serving_notes
 from .tensors import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, require_finite, tensors_sha256
 from .write import require_export_folder, write_folder
 
@@ -154,11 +154,9 @@ def serving(
     notes = serving_notes(served, content, source.spec)
     if Path(name).is_absolute() and served == SPECULATORS:
         notes.append("config.json names the target by a folder of this machine: --target gives a name that others find")
-    elif "/" not in name:
-        target = "TARGET_FOLDER"  # a packaged target has a name of ours that no engine knows
-        if served == SPECULATORS:
-            notes.append(f"config.json names the target {name!r}, which no engine knows: export with --target FOLDER")
-    return serving_commands(served, content, source.spec, target, folder), notes
+    elif is_packaged(name) and served == SPECULATORS:
+        notes.append(f"config.json names the target {name!r}, which no engine knows: export with --target FOLDER")
+    return serving_commands(served, content, source.spec, engine_name(name, target), folder), notes
 
 
 def source_of_run(run_dir: Path, config: ExportConfig, dtype: torch.dtype | None) -> Source:

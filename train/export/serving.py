@@ -113,6 +113,16 @@ def serving_notes(served: str, config: Mapping[str, Any], spec: DrafterSpec) -> 
     return notes
 
 
+def is_packaged(name: str) -> bool:
+    """True for the name of a target that comes with this package: ours alone, no engine knows it."""
+    return "/" not in name
+
+
+def engine_name(name: str, shown: str) -> str:
+    """The target called `name` as commands for engines call it: `shown`, or what stands for a folder of the user's."""
+    return "TARGET_FOLDER" if is_packaged(name) else shown
+
+
 def serving_commands(
     served: str, config: Mapping[str, Any], spec: DrafterSpec, target: str, folder: str
 ) -> tuple[str, ...]:

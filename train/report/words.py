@@ -8,7 +8,7 @@ from typing import Any
 from ... import UserError
 from ...store.size import human_bytes
 from ..export.formats import ZLAB, config_of
-from ..export.serving import serving_commands, serving_notes
+from ..export.serving import engine_name, serving_commands, serving_notes
 from ..facts import CONFIG_NAME
 from ..kinds import describe
 from ..outcome import GREEDY, export_command
@@ -257,5 +257,5 @@ def serving(run: RunFolder) -> tuple[list[str], list[str]]:
         content = config_of(ZLAB, spec, target, "bfloat16")
     except UserError as error:
         return [], [str(error).splitlines()[0]]
-    name = target["name"] if "/" in target["name"] else "TARGET_FOLDER"  # a packaged target, which no engine knows
+    name = engine_name(target["name"], target["name"])
     return list(serving_commands(ZLAB, content, spec, name, EXPORT_FOLDER)), serving_notes(ZLAB, content, spec)
