@@ -49,12 +49,7 @@ class DrafterProposer:
         embeds = embedding[ids.to(embedding.device)] * spec.embedding_scale  # [n, B, H]
         hidden = self.drafter.propose_rows(self.context, rows, embeds)[:, 1:]  # [n, B-1, H]
         logits = self.scaled((hidden.to(self.head.dtype) @ self.head.T).float())  # [n, B-1, V]
-        if not bool(logits.isfinite().all()):
-            raise UserError(
-                "the drafter's logits are not all finite",
-                "a drafter whose weights and states are numbers",
-                "examine another checkpoint with --checkpoint, and look at the run's losses",
-            )
+        require_finite(logits, "logits")
         return list(logits)
 
     def close(self, text: int) -> None:
@@ -75,6 +70,16 @@ class DrafterProposer:
         """The target's own scale and soft cap on logits of its head."""
         logits = logits * self.output_multiplier
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def require_finite(found: Tensor, name: str) -> None:
+    """Raises UserError unless all numbers of the drafter's output are finite; a NaN would pass for a wrong draft."""
+    if not bool(found.isfinite().all()):
+        raise UserError(
+            f"the drafter's {name} are not all finite",
+            "a drafter whose weights and states are numbers",
+            "examine another checkpoint with --checkpoint, and look at the run's losses",
+        )
 
 
 def choose_tokens(hidden: Tensor, head: Tensor) -> Tensor:

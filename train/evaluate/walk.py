@@ -20,7 +20,7 @@ from ..drafter import Drafter
 from ..slot import RowShape
 from ..slot_counts import SlotCounts
 from .acceptance import Acceptance, AnswerCycles, Cycle, judge
-from .drafting import choose_tokens
+from .drafting import choose_tokens, require_finite
 from .prompts import ids_sha256, sample_name, turn_name
 
 HEAD_BLOCKS = 64  # blocks whose logits exist at once
@@ -74,7 +74,7 @@ def walk(
     read once and packed into rows of `shape.row_tokens`, which each must fit with its n + 1
     tokens; every forward has the one shape. `forward` is called in place of the drafter: on CUDA
     its compiled form. Each answer (supervised span) of a sample counts as one prompt. `slots` counts what was drafted
-    at every eligible anchor, walked over or not.
+    at every eligible anchor, walked over or not. Raises UserError for a drafter whose output is not finite.
     """
     answers: list[AnswerCycles] = []
     for row in packed(samples, shape.row_tokens):
@@ -167,6 +167,7 @@ def draft_row(
         masks = RowMasks(anchors, starts, shape, spec.kinds).masks
         hidden = forward(taps, embeds, positions, (local[:, None] + slots).flatten(), masks)  # [Q, H]
         hidden = hidden.view(shape.anchors, shape.stride, -1)[: len(chunk), 1 : shape.block_size]  # [<=A, B-1, H]
+        require_finite(hidden, "output states")
         labels = ids[anchors[: len(chunk), None] + slots[1 : shape.block_size]]  # [<=A, B-1]
         right = (choose(hidden, head) == labels).cpu().numpy()  # [<=A, B-1]
         for (j, a), count in zip(chunk, np.logical_and.accumulate(right, axis=1).sum(1)):

@@ -250,3 +250,12 @@ def test_a_sample_longer_than_a_row_is_an_error(lab, exam):
     sample = lab.record(exam.target, [5] * 301, np.array([False] + [True] * 300))
     with pytest.raises(UserError, match="301 tokens of a row of 256"):
         run_walk(exam, [sample])
+
+
+def test_a_drafter_that_gives_no_numbers_is_refused(exam):
+    """Its drafts would all be token 0, and the walk would say 1.0 as of an untrained one."""
+    state = exam.drafter.state_dict()
+    broken = Drafter(exam.drafter.spec)
+    broken.load_state_dict({**state, "norm.weight": torch.full_like(state["norm.weight"], torch.nan)})
+    with pytest.raises(UserError, match="output states are not all finite"):
+        run_walk(replace(exam, drafter=broken), [exam.sample(0)])
