@@ -61,19 +61,3 @@ class SideStream:
         """An array on the device; the host does not wait for it, nor for what computes there."""
         tensor = torch.from_numpy(array)
         return tensor if self.side is None else tensor.pin_memory().to(self.device, non_blocking=True)
-
-
-@contextmanager
-def pinned(memory: np.ndarray, device: str) -> Iterator[None]:
-    """On CUDA, locks host memory [bytes] u8 into place while the block runs, so that copies to it are asynchronous."""
-    if device == "cpu":
-        yield
-        return
-    cudart = torch.cuda.cudart()
-    assert cudart is not None
-    torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize(device)
-        torch.cuda.check_error(cudart.cudaHostUnregister(memory.ctypes.data))

@@ -199,10 +199,12 @@ class WriterProcess:
 
     def __enter__(self) -> "WriterProcess":
         """Locks the ring into place where a device copies to it beside its forwards."""
-        from .copying import pinned
+        import torch
+
+        from ..pinned_memory import pinned
 
         assert self.ring.bytes is not None
-        self.lock.enter_context(pinned(self.ring.bytes, self.device))
+        self.lock.enter_context(pinned(self.ring.bytes, torch.device(self.device)))
         return self
 
     def __exit__(

@@ -1,10 +1,9 @@
-"""Which device a run uses, its copies from shared memory, and the rule that nothing is compiled twice on CUDA."""
+"""Which device a run uses, and the rule that nothing is compiled twice on CUDA."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .. import UserError
@@ -56,19 +55,3 @@ def compiled_once(device: torch.device) -> Iterator[None]:
         return
     with torch._dynamo.config.patch(error_on_recompile=True, fail_on_recompile_limit_hit=True):
         yield
-
-
-@contextmanager
-def pinned(memory: np.ndarray, device: torch.device) -> Iterator[None]:
-    """On CUDA, locks host memory into place while the block runs, so that copies from it are asynchronous."""
-    if device.type != "cuda":
-        yield
-        return
-    cudart = torch.cuda.cudart()
-    assert cudart is not None
-    torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize(device)
-        torch.cuda.check_error(cudart.cudaHostUnregister(memory.ctypes.data))

@@ -7,11 +7,13 @@ not part of that. Knows plain facts and one file; no torch.
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import UserError, __version__
+from ..store.files import storage_error
 from ..store.manifest import Manifest, differences
 from .config import CHUNK_BLOCKS
 from .kinds import describe
@@ -160,3 +162,20 @@ def refuse(run_dir: Path, found: list[tuple[str, Any, Any]], expected: str) -> N
         expected,
         f"go back to them (`--config {run_dir / CONFIG_NAME}` repeats the run), or train into another --out",
     )
+
+
+def require_own_folder(folder: Path, kind: str, marker: str, left_overs: Sequence[str]) -> None:
+    """Raises UserError unless a new run or sweep (`kind`) may go there: nothing, or our own left-overs alone.
+
+    `left_overs` are what a start leaves that ended before the file `marker` was there.
+    """
+    expected, advice = f"a new or empty folder, or the folder of a {kind}", "name another with --out"
+    try:
+        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    except NotADirectoryError as error:
+        raise UserError(f"{str(folder)!r} is not a folder", expected, advice) from error
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    strange = [name for name in names if name not in left_overs and not TEMPORARY_NAME.fullmatch(name)]
+    if strange:
+        raise UserError(f"{str(folder)!r} holds {strange[0]!r} but no {marker}", expected, advice)

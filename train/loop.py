@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import UserError
+from ..pinned_memory import pinned
 from ..store.files import publish
 from ..store.frozen import read_frozen
 from ..watch import Channel
@@ -23,7 +24,7 @@ from . import checkpoint
 from .batch import RowBatch
 from .checkpoint import LoopState
 from .checkpoint_writer import CheckpointWriter
-from .device import compiled_once, pinned
+from .device import compiled_once
 from .drafter import Drafter
 from .exam import examine
 from .guards import LossSpikes, Suspect, blamed, suspects

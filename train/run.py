@@ -23,9 +23,9 @@ from .facts import (
     FACTS_NAME,
     HARMLESS,
     KERNELS_NAME,
-    TEMPORARY_NAME,
     RunFacts,
     read_facts,
+    require_own_folder,
     require_same_run,
     require_same_store,
 )
@@ -204,7 +204,7 @@ def check_run(
     run_dir, look = Path(config.out), look or StoreLook()
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
     if old is None:
-        require_own(run_dir)
+        require_own_folder(run_dir, "run", FACTS_NAME, LEFT_OVERS)
         reader = look.open(Path(config.store), config.partial)
         has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
         segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
@@ -233,20 +233,6 @@ def fit(
         head_is_tied=card_bytes is not None and read_document(Path(config.store) / CONFIG_PATH)["is_tied"],
         least_row_tokens=default_row_tokens(longest_sample(reader, facts.segments), "cpu"),
     )
-
-
-def require_own(run_dir: Path) -> None:
-    """Raises UserError unless a new run may go there: nothing, or a folder with our own left-overs alone."""
-    expected, advice = "a new or empty folder, or the folder of a run", "name another with --out"
-    try:
-        names = sorted(path.name for path in run_dir.iterdir()) if run_dir.exists() else []
-    except NotADirectoryError as error:
-        raise UserError(f"{str(run_dir)!r} is not a folder", expected, advice) from error
-    except OSError as error:
-        raise storage_error(error, run_dir) from error
-    strange = [name for name in names if name not in LEFT_OVERS and not TEMPORARY_NAME.fullmatch(name)]
-    if strange:
-        raise UserError(f"{str(run_dir)!r} holds {strange[0]!r} but no {FACTS_NAME}", expected, advice)
 
 
 def make_folder(run_dir: Path) -> None:

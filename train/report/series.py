@@ -51,16 +51,16 @@ def with_mean(points: Sequence[Point], colour: int = TRAINING) -> list[Line]:
 
 
 def loss_chart(metrics: RunMetrics) -> Lines | None:
-    points = metrics.curves["loss"].points
+    return falling_chart(metrics, "loss", "loss", "Training loss", "weighted mean over labels")
+
+
+def falling_chart(metrics: RunMetrics, name: str, key: str, title: str, y_label: str) -> Lines | None:
+    """A number of each update with its running mean, on a logarithmic axis where it is never 0."""
+    points = metrics.curves[name].points
     if not points:
         return None
-    return Lines(
-        key="loss",
-        title="Training loss",
-        y_label="weighted mean over labels",
-        lines=with_mean(points),
-        is_log=min(value for _, value in points) > LEAST_LOG,
-    )
+    is_log = min(value for _, value in points) > LEAST_LOG
+    return Lines(key=key, title=title, y_label=y_label, lines=with_mean(points), is_log=is_log)
 
 
 def walk_chart(metrics: RunMetrics) -> Lines | None:
@@ -226,16 +226,7 @@ def wait_chart(metrics: RunMetrics) -> Lines | None:
 
 
 def norm_chart(metrics: RunMetrics) -> Lines | None:
-    points = metrics.curves["grad_norm"].points
-    if not points:
-        return None
-    return Lines(
-        key="gradient-norm",
-        title="Gradient norm",
-        y_label="before clipping",
-        lines=with_mean(points),
-        is_log=min(value for _, value in points) > LEAST_LOG,
-    )
+    return falling_chart(metrics, "grad_norm", "gradient-norm", "Gradient norm", "before clipping")
 
 
 def device_chart(metrics: RunMetrics) -> Lines | None:

@@ -14,7 +14,7 @@ from ...settings import as_toml, toml, toml_key
 from ...store.files import FolderLock, make_folder, publish, storage_error
 from ...store.manifest import read_manifest
 from ..evaluate.config import EvaluateConfig
-from ..facts import TEMPORARY_NAME
+from ..facts import TEMPORARY_NAME, require_own_folder
 from .check import Device, config_of, find_devices, require_all, require_base
 from .choices import dotted, runs_of
 from .config import RANDOM, SweepConfig
@@ -89,16 +89,7 @@ def read_known(folder: Path) -> Sweep | None:
     """The sweep that the folder holds. Raises UserError where it holds something else."""
     found = read_sweep(folder)
     if found is None:
-        expected, advice = "a new or empty folder, or the folder of a sweep", "name another with --out"
-        try:
-            names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        except NotADirectoryError as error:
-            raise UserError(f"{str(folder)!r} is not a folder", expected, advice) from error
-        except OSError as error:
-            raise storage_error(error, folder) from error
-        strange = [name for name in names if name not in LEFT_OVERS and not TEMPORARY_NAME.fullmatch(name)]
-        if strange:
-            raise UserError(f"{str(folder)!r} holds {strange[0]!r} but no {SWEEP_NAME}", expected, advice)
+        require_own_folder(folder, "sweep", SWEEP_NAME, LEFT_OVERS)
     return found
 
 

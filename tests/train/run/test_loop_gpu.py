@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from dflash_offline.pinned_memory import pinned
 from dflash_offline.train.checkpoint import list_steps, load
-from dflash_offline.train.device import pinned
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.staging import Lanes
 from dflash_offline.train.worker import train
