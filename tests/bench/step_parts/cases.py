@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from dflash_offline.pinned_memory import pinned
 from dflash_offline.store.samples import eligible_anchors
 from dflash_offline.train.config import DrafterConfig
-from dflash_offline.train.device import pinned
 from dflash_offline.train.packing import choose_anchors
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.train.spec import DrafterSpec, make_spec
