@@ -177,7 +177,13 @@ class Dealer:
                 say(self.what_is_safe())
                 raise
             finally:
-                log_run(self.found.store_dir, workers=self.workers, num_positions=self.num_timed, wall_s=self.timed_s)
+                self.log()
+
+    def log(self) -> None:
+        """Leaves the speed of this run beside the store, for `plan`."""
+        untold = log_run(self.found.store_dir, workers=self.workers, num_positions=self.num_timed, wall_s=self.timed_s)
+        if untold:
+            say(untold)
 
     def opening(self) -> list[str]:
         """What is there already, and what is not this launcher's to record."""

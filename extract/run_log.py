@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,10 +27,13 @@ class Run:
         return self.num_positions / self.wall_s / self.num_workers
 
 
-def log_run(store_dir: Path, *, workers: tuple[str, ...], num_positions: int, wall_s: float) -> None:
-    """Adds a run in one write; one of a single batch tells nothing of speed."""
+def log_run(store_dir: Path, *, workers: tuple[str, ...], num_positions: int, wall_s: float) -> str | None:
+    """Adds a run in one write; one of a single batch tells nothing of speed.
+
+    Raises nothing for a disk that takes no line: the run's own end is the news. Gives a line to say of it instead.
+    """
     if not num_positions or wall_s <= 0:
-        return
+        return None
     devices = ",".join(dict.fromkeys(workers))
     run = Run(
         host=socket.gethostname(),
@@ -40,11 +42,15 @@ def log_run(store_dir: Path, *, workers: tuple[str, ...], num_positions: int, wa
         num_positions=num_positions,
         wall_s=round(wall_s, 3),
     )
-    fd = os.open(store_dir / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    path = store_dir / LOG_NAME
     try:
-        os.write(fd, (json.dumps(asdict(run)) + "\n").encode())
-    finally:
-        os.close(fd)
+        with path.open("ab", buffering=0) as log:
+            log.write((json.dumps(asdict(run)) + "\n").encode())
+    except OSError as error:
+        return (
+            f"the speed of this run is not in {str(path)!r} ({error.strerror}); `dflash plan` foretells no hours by it"
+        )
+    return None
 
 
 def last_run(store_dir: Path) -> Run | None:

@@ -19,7 +19,7 @@ from processes import children, is_alive, wait_until
 
 SETTINGS = {"codec": "int8:4", "taps": (17, 1), "segment_positions": 512}
 NUM_SAMPLES = 90
-STARTING_S = 1.2  # a launcher takes about as long to lay out the store
+LAYOUT_S = 0.3  # from a launcher's folder to its first worker
 LIMIT_S = 120.0
 
 
@@ -62,17 +62,20 @@ class Killer:
     def num_commits(self) -> int:
         return len(list((self.out / "commits").glob("[0-9]*.arrow"))) if (self.out / "commits").exists() else 0
 
-    def strike(self, *, workers: int, while_writing: bool) -> bool:
-        """One start and one kill; False when the run ended by itself first."""
+    def strike(self, *, workers: int, while_writing: bool, is_worker: bool) -> bool:
+        """One start and one kill, of a worker or of any process; False when the run ended by itself first."""
         at = self.num_commits() + self.draw.randrange(1, 3)
         run = self.start(workers)
         if while_writing:
             wait_until(lambda: self.num_commits() >= at or run.poll() is not None, LIMIT_S)
             time.sleep(self.draw.uniform(0.0, 0.02))
+        elif is_worker:
+            wait_until(lambda: children(run.pid, "worker") or run.poll() is not None, LIMIT_S)
         else:
-            time.sleep(self.draw.uniform(0.0, STARTING_S))
+            wait_until(lambda: self.out.exists() or run.poll() is not None, LIMIT_S)
+            time.sleep(self.draw.uniform(0.0, LAYOUT_S))
         family = children(run.pid, "worker")
-        victim = self.draw.choice([run.pid, *family])
+        victim = self.draw.choice([*family] if is_worker and family else [run.pid, *family])
         if run.poll() is not None or not is_alive(victim):
             assert run.communicate(timeout=LIMIT_S) is not None
             return False
@@ -114,30 +117,34 @@ def check_final(out: Path, halves: list[str], lab: ModuleType, undisturbed: dict
     assert not verify(out).faults
 
 
-def kill_until(count: int, root: Path, make_killer: Any, finish: Callable[[Path], None]) -> list[str]:
-    """Strikes at one store after another, a new one when a run ended by itself, until so many kills; their victims."""
+def kill_until(count: int, root: Path, make_killer: Any, finish: Callable[[Path], None]) -> None:
+    """Strikes at one store after another, a new one when a run ended by itself, until so many kills of both kinds."""
     victims: list[str] = []
-    for seed in range(3 * count):
+    for seed in range(10 * count):
         killer = make_killer(root / f"out-{seed}", seed)
         for number in range(10):
-            if len(victims) + len(killer.victims) >= count:
+            if is_enough(victims + killer.victims, count):
                 break
             is_early = number < 3  # while the store is laid out; then behind commits
-            if not killer.strike(workers=1 + number % 3, while_writing=not is_early) and not is_early:
+            if not killer.strike(workers=1 + number % 3, while_writing=not is_early, is_worker=number % 2 == 1):
                 break
         victims += killer.victims
         finish(root / f"out-{seed}")
-        if len(victims) >= count:
-            return victims
-    raise AssertionError(f"{len(victims)} of {count} kills: runs ended before they could be killed")
+        if is_enough(victims, count):
+            return
+    raise AssertionError(f"{victims} of {count} kills: runs ended before they could be killed")
+
+
+def is_enough(victims: list[str], count: int) -> bool:
+    """So many kills, launchers and workers among them."""
+    return len(victims) >= count and len({name.split()[0] for name in victims}) == 2
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_again_and_again(
     tmp_path: Path, halves: list[str], lab: ModuleType, undisturbed: dict[str, bytes], make_killer: Any, count: int
 ) -> None:
-    victims = kill_until(count, tmp_path, make_killer, lambda out: check_final(out, halves, lab, undisturbed))
-    assert len({name.split()[0] for name in victims}) == 2, "only one kind of process was killed"
+    kill_until(count, tmp_path, make_killer, lambda out: check_final(out, halves, lab, undisturbed))
 
 
 def test_a_layout_cut_off_after_each_of_its_files_is_completed(

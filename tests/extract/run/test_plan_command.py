@@ -14,7 +14,7 @@ from dflash_offline import UserError
 from dflash_offline.cli import COMMANDS
 from dflash_offline.extract.config import ExtractConfig, PlanConfig
 from dflash_offline.extract.foretell import plan_command
-from dflash_offline.extract.launch import Dealer, report
+from dflash_offline.extract.launch import Dealer, extract, report
 from dflash_offline.extract.run_log import LOG_NAME, last_run, log_run
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.options import resolved
@@ -120,6 +120,21 @@ def test_hours_at_the_rate_of_the_last_run(tmp_path: Path, data: Path, whole_sto
     (store / "commits" / "00000000.arrow").unlink()
     text = plan_command(make_config(data, store)).text()
     assert "at 2,000 tokens/s of each worker (measured in this store, 2 worker(s) on cuda:0,cuda:1" in text
+
+
+def test_a_disk_that_takes_no_line_of_speed_ends_no_run(
+    tmp_path: Path, data: Path, whole_store: Path, make_config: Any, content: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk fails many a write; the one that only helps `plan` must not hide the others, nor fail a good run."""
+    store = tmp_path / "store"
+    shutil.copytree(whole_store, store)
+    for segment in range(8):  # more than one batch: a single one tells nothing of speed
+        (store / "commits" / f"{segment:08}.arrow").unlink()
+    (store / LOG_NAME).unlink()
+    (store / LOG_NAME).symlink_to("/dev/full")
+    assert extract(make_config(data, store)).num_missing == 0
+    assert f"{LOG_NAME}' (No space left on device)" in capsys.readouterr().err
+    assert content(store) == content(whole_store)
 
 
 def test_bytes_of_every_codec_are_those_of_stores_made_with_them(
