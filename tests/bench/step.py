@@ -23,7 +23,7 @@ import torch
 from step_parts import frames, memory, peer, speed
 from step_parts.cases import CASES, Case, rows_of, tiny
 from step_parts.ours import GRAPH_KEYWORD, Choices, Ours, offers
-from step_parts.table import Part, merged
+from step_parts.table import Part, merged, parts_in
 from store_parts.rows import show
 
 PARTS = ("8b", "27b", "27b_sliding", "small", "recompiles", "memory", "speculators")
@@ -191,10 +191,6 @@ def run_parts(args: argparse.Namespace) -> bool:
     return is_whole
 
 
-def parts_in(folder: Path) -> list[Part]:
-    return [Part.read(folder / f"{name}.json") for name in PARTS if (folder / f"{name}.json").exists()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=PARTS, help="may be given several times")
@@ -213,8 +209,7 @@ def main() -> None:
     if not args.merge and not (args.part and args.out):
         parser.error("give --part and --out, or --merge")
     is_whole = run_parts(args) if args.part else True
-    folder = args.merge or args.out
-    show("step", *merged(parts_in(folder)))
+    show("step", *merged(parts_in(args.merge or args.out, PARTS)))
     sys.exit(0 if is_whole else 1)
 
 

@@ -10,18 +10,16 @@ the CPU, on a store of the packaged tiny target, and says only whether it runs.
 
 import argparse
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_offline.train.rank import named_devices
-from step_parts.table import Part
-from store_parts.rows import Row, show
+from step_parts.table import Bars, Part, merged, parts_in
+from store_parts.rows import show
 from sweep_parts import concurrent, grid
 from sweep_parts.commands import smollm2_store, tiny_store
 
 PARTS = ("concurrent", "smollm2")
-BARS: Mapping[str, tuple[str, float]] = {"concurrent_cost": ("most", 0.03), "runs": ("least", 12)}
-NAMES = ("concurrent_cost", "runs", "winner_acceptance")
+BARS: Bars = {"concurrent_cost": ("most", 0.03), "runs": ("least", 12), "winner_acceptance": None}
 TINY = {"rows.row_tokens": 256, "drafter.num_layers": 1, "drafter.block_size": 8, "cpu_threads": 1}
 
 
@@ -48,22 +46,6 @@ def store_of(args: argparse.Namespace) -> Path:
         return smollm2_store(args.out / "smollm2", named_devices(args.devices)[0], args.prompts)
     made = args.out / "tiny" / "store"
     return made if made.exists() else tiny_store(args.out / "tiny")
-
-
-def rows_of(parts: list[Part]) -> tuple[list[Row], dict[str, str]]:
-    """The rows of all parts, those that are asked for first, and why some are missing."""
-    values = {name: value for part in parts for name, value in part.values.items()}
-    left_out = {name: why for part in parts for name, why in part.left_out.items()}
-    left_out |= {name: "its part was not run" for name in NAMES if name not in values}
-    rows = []
-    for name in [*(name for name in NAMES if name in values), *(name for name in values if name not in NAMES)]:
-        which, bar = BARS.get(name, ("", 0.0))
-        rows.append(Row(name, *values[name], **{which: bar} if which else {}))
-    return rows, left_out
-
-
-def parts_in(folder: Path) -> list[Part]:
-    return [Part.read(folder / f"{name}.json") for name in PARTS if (folder / f"{name}.json").exists()]
 
 
 def parse_args() -> argparse.Namespace:
@@ -100,10 +82,10 @@ def main() -> None:
         for name in args.part:
             part = run_part(name, args, store)
             part.save(args.out)
-    parts = parts_in(args.merge or args.out)
+    parts = parts_in(args.merge or args.out, PARTS)
     for part in parts:
         print("\n".join(part.facts.get("table", [])))
-    show("sweep", *rows_of(parts))
+    show("sweep", *merged(parts, BARS))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The benchmark of a run in small: what it compares are the same rows, and its table names every number."""
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,3 +73,57 @@ def test_the_part_gives_every_row_with_its_bar(tmp_path: Path, monkeypatch) -> N
     }
     assert all(row.value > 0 for row in rows.values())
     assert rows["packed_samples"].value == 20_000
+
+
+def test_shares_and_rates_of_a_run_are_those_of_its_counted_steps() -> None:
+    from run_parts.training import Measured
+
+    steps = [(1.0, 0.0, 0.0, 100), (1.0, 0.1, 0.2, 100), (2.0, 0.0, 0.0, 300)]
+    names = ("step_s", "wait_s", "reduce_s", "num_tokens")
+    run = Measured([dict(zip(names, step)) | {"rate_block_tok_s": 1000 / step[0]} for step in steps])
+    assert run.positions_per_s == pytest.approx(750)
+    assert run.wait_share == pytest.approx(0.025)
+    assert run.reduction_share == pytest.approx(0.2 / 3.8)
+    assert run.need(10.0) == pytest.approx(1250)
+    assert run.spread == pytest.approx(1.98)
+
+
+def test_a_figure_that_the_disk_cannot_feed_is_left_out_with_its_reason() -> None:
+    from run_parts.training import Job, Measured, put_worst
+    from step_parts.cases import CASES, tiny
+    from step_parts.table import Part
+
+    job = Job(store=Path("store"), case=tiny(CASES["8b"]), codec="raw", steps=1, rows=1)
+    line = {"step_s": 1.0, "wait_s": 0.5, "num_tokens": 1000}
+    run, need = Measured([line]), 1000 * job.token_bytes
+    slow, fast = Part("training"), Part("training")
+    put_worst(slow, {"one": run}, job, disk=need)
+    assert (slow.values, set(slow.left_out)) == ({}, {"data_wait_share", "step_p99_over_p50"})
+    put_worst(fast, {"one": run}, job, disk=2 * need)
+    assert fast.values["data_wait_share"] == (0.5, "ratio")
+
+
+def test_bare_reads_are_of_whole_files(tmp_path: Path) -> None:
+    from run_parts.disk import PIECE_BYTES, drop_from_cache, read_rate, read_whole
+
+    sizes = [0, 1, 4096, PIECE_BYTES, PIECE_BYTES + 513]
+    files = [tmp_path / str(size) for size in sizes]
+    for path, size in zip(files, sizes):
+        path.write_bytes(b"x" * size)
+    drop_from_cache(files)
+    try:
+        assert [read_whole(path) for path in files] == sizes
+    except OSError as error:
+        pytest.skip(f"no direct reads on this file system: {error}")
+    assert read_rate(files) > 0
+
+
+@pytest.mark.slow
+def test_training_runs_in_small(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("run.py")
+    command = [sys.executable, str(script), "--tiny", "--part", "training", "--dir", str(tmp_path), "--out"]
+    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    names = {row["name"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    assert {"two_gpus_vs_one", "ddp_overhead", "draft_positions_per_s_two"} <= names
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

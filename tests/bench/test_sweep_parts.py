@@ -92,10 +92,10 @@ def test_rows_and_table_are_those_of_the_ranking() -> None:
 
 def test_a_part_that_was_not_run_is_named() -> None:
     from step_parts.table import Part
-    from sweep import rows_of
+    from sweep import BARS, merged
 
     part = Part("concurrent", {"x": (1.0, "s"), "concurrent_cost": (0.02, "ratio")})
-    rows, left_out = rows_of([part])
+    rows, left_out = merged([part], BARS)
     assert [(row.name, row.verdict) for row in rows] == [("concurrent_cost", "PASS"), ("x", "")]
     assert set(left_out) == NAMES - {"concurrent_cost"}
 

@@ -1,13 +1,17 @@
-"""The rows of a part, the file that keeps them, and the bars of all parts."""
+"""The rows of a part, the file that keeps them, and the table of all parts."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from store_parts.rows import Row
 
-BARS: dict[str, tuple[str, float]] = {
+Bars = Mapping[str, tuple[str, float] | None]
+"""The rows that a benchmark owes, in their order: "least" or "most" and the bar, None for one without."""
+
+BARS: Bars = {
     "draft_positions_per_s_8b": ("least", 68_000),
     "share_of_peak_8b": ("least", 0.79),
     "share_of_peak_27b": ("least", 0.80),
@@ -47,21 +51,24 @@ class Part:
         return Part(kept["part"], values, kept["left_out"], kept["facts"])
 
 
-def merged(parts: list[Part]) -> tuple[list[Row], dict[str, str]]:
-    """All rows, those with bars first, and what no part measured with its reason."""
+def parts_in(folder: Path, names: Sequence[str]) -> list[Part]:
+    """The parts that were kept there."""
+    return [Part.read(folder / f"{name}.json") for name in names if (folder / f"{name}.json").exists()]
+
+
+def merged(parts: list[Part], bars: Bars = BARS) -> tuple[list[Row], dict[str, str]]:
+    """All rows, those that are owed first, and what no part measured with its reason."""
     values: dict[str, tuple[float, str]] = {}
     left_out: dict[str, str] = {}
     for part in parts:
         assert not values.keys() & part.values.keys(), f"two parts measured {values.keys() & part.values.keys()}"
         values |= part.values
         left_out |= part.left_out
-    for name in BARS:
+    for name in bars:
         if name not in values:
             left_out.setdefault(name, "its part was not run")
-    names = [name for name in BARS if name in values] + [name for name in values if name not in BARS]
     rows = []
-    for name in names:
-        value, unit = values[name]
-        which, bar = BARS.get(name, ("", 0.0))
-        rows.append(Row(name, value, unit, **{which: bar} if which else {}))
+    for name in [*(name for name in bars if name in values), *(name for name in values if name not in bars)]:
+        which, bar = bars.get(name) or ("", 0.0)
+        rows.append(Row(name, *values[name], **{which: bar} if which else {}))
     return rows, left_out

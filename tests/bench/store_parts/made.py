@@ -6,6 +6,7 @@ measured, and two samples never hold the same.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dflash_offline.extract.plan import Plan, make_plan
@@ -32,8 +33,8 @@ def drawn_lengths(total: int, median: float, shortest: int) -> np.ndarray:
 class Noise:
     """States of any sample, out of one block in the memory that extraction has them in: a ring."""
 
-    def __init__(self) -> None:
-        shape = (TAPS, LONGEST + SHIFTS, HIDDEN)
+    def __init__(self, *, hidden: int | None = None, taps: int | None = None) -> None:
+        shape = (taps or TAPS, LONGEST + SHIFTS, hidden or HIDDEN)
         self.ring = Ring.create(int(np.prod(shape)) * 2, 1)
         self.bytes = self.ring.slot(0)
         self.planes = self.bytes.view(np.uint16).reshape(shape)
@@ -42,24 +43,26 @@ class Noise:
             plane[:] = draw.integers(0, 2**16, size=plane.shape, dtype=np.uint16) & FINITE
 
     def states(self, sample_id: int, n: int) -> np.ndarray:
-        """[TAPS, n, HIDDEN] u16, a view."""
+        """[taps, n, hidden] u16, a view."""
         first = sample_id * 389 % SHIFTS
         return self.planes[:, first : first + n]
 
 
-def write_samples(folder: Path, lengths: np.ndarray) -> SampleTable:
+def write_samples(folder: Path, lengths: np.ndarray, *, vocabulary: int = 150_000) -> SampleTable:
     """Samples of random ids with that many recorded positions."""
     draw = np.random.default_rng(2)
     with SampleWriter(folder) as writer:
         for line, n in enumerate(lengths.tolist()):
-            ids = draw.integers(0, 150_000, n + 1)  # the last token is no anchor
+            ids = draw.integers(0, vocabulary, n + 1)  # the last token is no anchor
             writer.add(ids, np.ones(n + 1), split="train", task="", source="", source_line=line)
     return SampleTable(folder)
 
 
-def manifest_of(plan: Plan, hidden: int, taps: tuple[int, ...], codec: str) -> Manifest:
+def manifest_of(
+    plan: Plan, hidden: int, taps: tuple[int, ...], codec: str, target: dict[str, Any] | None = None
+) -> Manifest:
     return Manifest(
-        target={"name": "bench"},
+        target=target or {"name": "bench"},
         data={},
         tap_layers=taps,
         hidden_size=hidden,
@@ -73,11 +76,17 @@ def manifest_of(plan: Plan, hidden: int, taps: tuple[int, ...], codec: str) -> M
 
 
 def empty_store(
-    store_dir: Path, samples: SampleTable, *, hidden: int = HIDDEN, taps: int = TAPS, codec: str = "raw"
+    store_dir: Path,
+    samples: SampleTable,
+    *,
+    hidden: int = HIDDEN,
+    taps: int = TAPS,
+    codec: str = "raw",
+    target: dict[str, Any] | None = None,
 ) -> StoreWriter:
     """A store of these samples, nothing of it written."""
     plan = make_plan(samples, bytes_per_position=bytes_per_position(taps, hidden, codec=codec))
-    manifest = manifest_of(plan, hidden, tuple(range(taps)), codec)
+    manifest = manifest_of(plan, hidden, tuple(range(taps)), codec, target)
     create_store(store_dir, manifest, plan.table, samples.folder)
     return StoreWriter(store_dir, manifest)
 
