@@ -19,7 +19,7 @@ from dflash_offline.demo import SMOLLM2_MASK
 from dflash_offline.extract.data import read_data
 from dflash_offline.extract.targets.facts import load_tokenizer
 from dflash_offline.store.reader import StoreReader
-from dflash_offline.train.evaluate.evaluation_file import EVALUATION_NAME, read_evaluation
+from dflash_offline.train.evaluate.evaluation_file import EVALUATION_NAME, OFFLINE_NAME, read_evaluation
 from dflash_offline.train.metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 from smollm2_prompts import TEMPLATES, questions  # pyright: ignore[reportMissingImports]
 
@@ -28,11 +28,13 @@ NUM_EXAMS = 8
 HELD_OUT_SHARE = 1 / 64
 TIMED = ("prepare", "extract", "train", "evaluate")
 RESUMED = ("extract", "train")  # begun again, these go on where they were; the others start over
+EXACT = "dtype=float32"
+"""Of all that the target does: its bfloat16 logits tie so often that most answers differ at one, whatever is drafted."""
 ANSWER_TOKENS = 2**19  # padded tokens of one generation batch, 12 GB of cache; few and large batches go fastest
 
 
 def write_prompts(out: Path, args: argparse.Namespace) -> None:
-    """prompts.jsonl for the target to answer, exam.jsonl with those of the held-out ones that are decoded.
+    """prompts.jsonl for the target to answer, those to train on and those held out.
 
     Ordered by tokens: `prepare` batches prompts of one length out of 4,096 at a time.
     """
@@ -42,7 +44,6 @@ def write_prompts(out: Path, args: argparse.Namespace) -> None:
     lengths = [len(ids) for ids in load_tokenizer("smollm2")([one.text for one in every])["input_ids"]]
     order = sorted(range(len(every)), key=lengths.__getitem__)
     (out / "prompts.jsonl").write_text("".join(every[i].line() for i in order), encoding="utf-8")
-    (out / "exam.jsonl").write_text("".join(one.line() for one in held_out[: args.exam]), encoding="utf-8")
     print(
         f"{len(train):,} prompts to train on, {len(held_out)} others held out, of {len(TEMPLATES)} kinds and "
         f"{len(set(lengths))} lengths",
@@ -52,24 +53,24 @@ def write_prompts(out: Path, args: argparse.Namespace) -> None:
 
 def command_lines(out: Path, args: argparse.Namespace) -> dict[str, list[str]]:
     """Every command by its name, as typed after `dflash`."""
-    device, store, every = ["--device", args.device], ["--store", str(out / "store")], -(-args.steps // NUM_EXAMS)
+    store, every = ["--store", str(out / "store")], -(-args.steps // NUM_EXAMS)
     new_tokens = ["--max-new-tokens", str(args.new_tokens)]
     prepare = ["prepare", str(out / "prompts.jsonl"), "--target", "smollm2", "--responses", "target", *new_tokens]
-    extract = ["extract", "--data", str(out / "data"), *store]
+    extract = ["extract", "--data", str(out / "data"), *store, "--set", EXACT]
     train = ["train", *store, "--layers", str(args.layers), "--block-size", str(args.block)]
     train += ["--mask-token", str(SMOLLM2_MASK), "--seed", str(args.seed)]
-    # float32: bfloat16 logits of this model tie so often that most answers differ at one, whatever the drafter says
-    decode = ["--prompts", str(out / "exam.jsonl"), *new_tokens, *device, "--set", "dtype=float32"]
+    decode = [*new_tokens, "--device", args.device, "--set", EXACT]
     before, after = str(out / "untrained"), str(out / "trained")
     return {
         "prepare": [*prepare, "--out", str(out / "data"), "--set", f"token_budget={ANSWER_TOKENS}"]
-        + ["--set", f"device={args.device}", "--set", "min_trained=2"],
+        + ["--set", f"device={args.device}", "--set", "min_trained=2", "--set", EXACT],
         "extract": extract + ([] if args.device == "auto" else ["--devices", args.device]),
         "train 0 steps": [*train, "--out", before, "--steps", "0", "--devices", "cpu", "--set", "eval_samples=1"],
         "evaluate before": ["evaluate", before, *decode, "--limit", str(min(BEFORE_PROMPTS, args.exam))],
         "train": [*train, "--devices", args.device, "--out", after, "--steps", str(args.steps)]
         + ["--set", f"eval_every={every}", "--set", f"checkpoint_every={every}"],
-        "evaluate": ["evaluate", after, *decode],
+        "evaluate": ["evaluate", after, *decode, "--limit", str(args.exam)],
+        "evaluate offline": ["evaluate", after, "--offline"],
     }
 
 
@@ -125,6 +126,7 @@ Row = tuple[str, float | None, str]
 def exam_rows(out: Path) -> list[Row]:
     """What the evaluations found."""
     before, after = (read_evaluation(out / run / EVALUATION_NAME) for run in ("untrained", "trained"))
+    offline = read_evaluation(out / "trained" / OFFLINE_NAME)
     exams = read_metrics(out / "trained" / METRICS_NAME, EXAM)  # the first one is of the untrained drafter
     gaps = [found["logit_gap"] for found in after["mismatches"] if found["logit_gap"] is not None]
     tokens = "tokens/cycle"
@@ -140,6 +142,8 @@ def exam_rows(out: Path) -> list[Row]:
         ("largest logit gap of an unequal answer after", max(gaps, default=None), "logits"),
         ("speed-up over plain decoding", after["speed_up"], "ratio"),
         ("plain decoding", after["num_new_tokens"] / after["plain_s"], "tokens/s"),
+        ("offline_vs_decoded_relative_error", abs(offline["offline_vs_decoded"]["relative_error"]), "ratio"),
+        ("answers with both exams", offline["offline_vs_decoded"]["num_prompts"], "count"),
         ("prompts decoded before", before["num_prompts"], "count"),
         ("prompts decoded after", after["num_prompts"], "count"),
         ("held-out answers walked", exams[-1]["num_prompts"], "count"),

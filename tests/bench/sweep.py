@@ -30,7 +30,7 @@ def run_part(name: str, args: argparse.Namespace, store: Path) -> Part:
         folder = args.out / "concurrent"
         shutil.rmtree(folder, ignore_errors=True)  # a pair of runs is measured whole
         if args.tiny:
-            return concurrent.measure(folder, store, devices, {"steps": 40, **TINY}, args.rounds, least=1)
+            return concurrent.measure(folder, store, devices, {"steps": 400, **TINY}, args.rounds, least=1)
         return concurrent.measure(folder, store, devices, {"steps": args.concurrent_steps}, args.rounds)
     if args.tiny:
         own = {"steps": 3, "eval_every": 3, **TINY}
