@@ -4,9 +4,11 @@ The commands are built in `commands`, their options from the rooms' config datac
 imported at the top; a command imports its room when it runs, which keeps `--help` fast.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -62,8 +64,22 @@ COMMANDS: dict[str, tuple[Builder, str]] = {
 }
 
 
+class PastClick(Exception):
+    """Carries an error past click, which would take EOFError for Ctrl-C, and a broken pipe for the one of stdout."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class FrontDoor(click.Group):
     """Builds a command when it is asked for; listing them imports nothing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (EOFError, OSError, KeyboardInterrupt) as error:
+            raise PastClick(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -91,41 +107,87 @@ def dflash() -> None:
     """
 
 
-def fail(error: UserError) -> NoReturn:
-    click.echo(f"error: {error}", err=True)
-    sys.exit(1)
-
-
 def main(args: list[str] | None = None) -> None:
     """Runs a command; exit codes: 0, 1 user error, 2 usage, 3 stalled, 130 interrupted, 143 after SIGTERM."""
-    from .watch import ChildDied, PeerLost, Stalled
-
     # Threads that wait by spinning take the core from the thread they wait for when a machine is shared:
     # the same decode took 75 s so and over 240 s spinning (two cores at load 8, 2026-11-30, torch 2.13.0).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        dflash.main(args=args, prog_name="dflash", standalone_mode=False)
+        run(args)
+    finally:
+        silence_broken()
+
+
+def run(args: list[str] | None) -> None:
+    """Runs a command; whatever it raises becomes an exit code and lines on stderr."""
+    from .watch import ChildDied, PeerLost, Stalled
+
+    try:
+        try:
+            dflash.main(args=args, prog_name="dflash", standalone_mode=False)
+        except PastClick as carried:
+            raise carried.error from None
     except (click.exceptions.Abort, KeyboardInterrupt):
         told = "the same command goes on from what was committed (prepare and evaluate start over)"
-        click.echo(f"interrupted; {told}", err=True)
-        sys.exit(130)
+        leave(130, f"\ninterrupted; {told}")
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):  # of a stderr that takes nothing: the exit code stays
+            error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        fail(error)
+        leave(1, f"error: {error}")
     except (ChildDied, PeerLost) as error:
-        fail(UserError(str(error), "every process to end by itself", "give the same command again: it goes on"))
+        told = UserError(str(error), "every process to end by itself", "give the same command again: it goes on")
+        leave(1, f"error: {told}")
     except OSError as error:
-        happened = " ".join(str(error).split()) or type(error).__name__
-        fail(
-            UserError(
-                happened, "files and folders that can be read and written", "check the path, its rights and the disk"
-            )
-        )
+        if error.errno == errno.EPIPE and is_of_stdout(error):  # a reader that has seen enough, like `head`
+            sys.exit(1)
+        leave(1, f"error: {of_system(error)}")
     except Stalled as error:
-        click.echo(f"stalled: {error}", err=True)
-        sys.exit(3)
+        leave(3, f"stalled: {error}")
+
+
+def leave(code: int, text: str) -> NoReturn:
+    """Ends with this exit code, whether stderr takes the text or not."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+    sys.exit(code)
+
+
+def is_of_stdout(error: OSError) -> bool:
+    """True for one that came from writing a result: `click.echo` raised it."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code is click.echo.__code__
+
+
+def of_system(error: OSError) -> UserError:
+    """What is said of an error of the operating system that no room explained: its name, its paths."""
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    happened = f"{' '.join(str(error.strerror or error).split()) or type(error).__name__} ({name})"
+    if is_of_stdout(error):
+        return UserError(
+            f"standard output takes no more: {happened}",
+            "a file or a program that takes the result",
+            "check the disk that it is written to; what the command did before stays",
+        )
+    paths = " -> ".join(repr(os.fsdecode(path)) for path in (error.filename, error.filename2) if path is not None)
+    return UserError(
+        f"{happened}: {paths}" if paths else happened,
+        "files and folders that can be read and written",
+        "check the path, its rights and the disk",
+    )
+
+
+def silence_broken() -> None:
+    """Drops what a broken stdout or stderr still holds: Python would end with code 120 where it cannot write it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from . import UserError
 from .settings import require, setting
 
@@ -78,10 +80,14 @@ def demo(config: DemoConfig) -> None:
 def write_prompts(out: Path, config: DemoConfig) -> None:
     """Two files of chats: prompts for the target to answer, and the exam with right answers."""
     from .extract.targets.tasks import distinct_tasks
+    from .store.files import make_folder, publish, storage_error
 
     train = distinct_tasks(config.value("prompts"), config.seed, held_out=False)
     exam = distinct_tasks(config.value("exam"), config.seed, held_out=True)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        make_folder(out)
+    except OSError as error:
+        raise storage_error(error, out) from error
 
     def line(task: Any, split: str) -> dict[str, Any]:
         chat = [{"role": "user", "content": task.prompt}]
@@ -90,8 +96,8 @@ def write_prompts(out: Path, config: DemoConfig) -> None:
     prompts = [line(task, "train") for task in train] + [line(task, "heldout") for task in exam]
     answers = [{**line(task, "heldout"), "answer": task.answer} for task in exam]
     for name, lines in (("prompts.jsonl", prompts), ("exam.jsonl", answers)):
-        (out / name).write_text("".join(json.dumps(entry) + "\n" for entry in lines), encoding="utf-8")
-    print(f"{len(train)} prompts to train on, {len(exam)} others held out, in {out}", flush=True)
+        publish(out / name, "".join(json.dumps(entry) + "\n" for entry in lines).encode())
+    click.echo(f"{len(train)} prompts to train on, {len(exam)} others held out, in {out}")
 
 
 def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
@@ -117,7 +123,7 @@ def command_lines(out: Path, config: DemoConfig) -> list[list[str]]:
 
 
 def run(line: list[str]) -> None:
-    print(f"\n$ dflash {shlex.join(line)}", flush=True)
+    click.echo(f"\n$ dflash {shlex.join(line)}")
     done = subprocess.run([sys.executable, "-m", f"{__package__}.cli", *line], check=False)
     if done.returncode:
         raise UserError(
@@ -130,14 +136,14 @@ def run(line: list[str]) -> None:
 def summary(out: Path, config: DemoConfig, seconds: float) -> None:
     """What was measured, what to do next, and the two result lines."""
     result = json.loads((out / "run" / "evaluation.json").read_text(encoding="utf-8"))
-    print(f"\nThe demo took {seconds:.0f} s. Everything it made is in {out}; the plots are:")
+    click.echo(f"\nThe demo took {seconds:.0f} s. Everything it made is in {out}; the plots are:")
     for picture in sorted((out / "run").glob("*.png")):
-        print(f"  {picture}")
-    print("On your own model and chats the same commands are:")
-    print("  dflash prepare CHATS.jsonl --target YOUR_MODEL --out data")
-    print("  dflash extract --data data --store store --shards 6")
-    print("  dflash train --store store --out runs/first")
-    print("  dflash evaluate runs/first --target YOUR_MODEL")
-    print("  dflash export runs/first --out served")
-    print(f"lossless: {result['num_equal']}/{result['num_prompts']}")
-    print(f"acceptance length: {result['acceptance_length']:.2f}", flush=True)
+        click.echo(f"  {picture}")
+    click.echo("On your own model and chats the same commands are:")
+    click.echo("  dflash prepare CHATS.jsonl --target YOUR_MODEL --out data")
+    click.echo("  dflash extract --data data --store store --shards 6")
+    click.echo("  dflash train --store store --out runs/first")
+    click.echo("  dflash evaluate runs/first --target YOUR_MODEL")
+    click.echo("  dflash export runs/first --out served")
+    click.echo(f"lossless: {result['num_equal']}/{result['num_prompts']}")
+    click.echo(f"acceptance length: {result['acceptance_length']:.2f}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import UserError, __version__
+from . import __version__
 
 
 @dataclass
@@ -45,8 +45,9 @@ def examine() -> Examination:
     for check in checks:
         try:
             check(found)
-        except (ImportError, OSError, RuntimeError, ValueError, UserError) as error:
-            found.add("fault", check.__name__, f"the check itself failed: {type(error).__name__}: {error}")
+        except Exception as error:  # whatever a broken installation raises: the other checks still speak
+            told = " ".join(str(error).split())
+            found.add("fault", check.__name__, f"the check itself failed: {type(error).__name__}: {told}")
     return found
 
 

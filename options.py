@@ -12,6 +12,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from .progress import say
+
 DEFAULT_FILE = "dflash.toml"
 SHOWN: dict[type, tuple[click.ParamType, str]] = {int: (click.INT, "N"), float: (click.FLOAT, "X")}
 """How click reads a field of a type, and what stands for its value in the help; anything else is text."""
@@ -74,7 +76,7 @@ def resolved(config_class: type, table: str, given: dict[str, Any], *, default_f
 
     file, overrides = given.pop("config"), given.pop("set")
     if file is None and default_file and Path(default_file).is_file():
-        click.echo(f"settings from {default_file}", err=True)
+        say(f"settings from {default_file}")
         file = default_file
     options = {key.replace("__", "."): value for key, value in given.items()}
     return settings.resolve(

@@ -6,6 +6,7 @@ serves the command line, the printed config and the documentation alike.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -83,6 +84,11 @@ def read_table(file: Path, name: str) -> dict[str, Any]:
         raise UserError(f"config file {str(file)!r} does not exist", "a readable TOML file", "check the path")
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
+        raise UserError(
+            f"config file {str(file)!r} cannot be read: {reason}", "a file that you may read", "check rights and disk"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config file {str(file)!r} is not TOML: {error}", "valid TOML", "mend that line") from error
     strange = sorted(set(content) - {*TABLES, name})

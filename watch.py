@@ -3,13 +3,10 @@
 A leaf: it knows processes, pipes and silence, and nothing of this project. Each child is a
 fresh interpreter (never a fork), in a process group of its own, and dies with its parent by
 `PR_SET_PDEATHSIG`, so a killed parent leaves nothing behind. A child speaks through its
-`Channel`; heartbeats come from the working code itself, never from a thread beside it, so
-that a hang is heard as silence. Linux only (pidfd, prctl).
+`Channel` (its side is `channel`). Linux only (pidfd, prctl).
 """
 
 import contextlib
-import ctypes
-import faulthandler
 import math
 import os
 import pickle
@@ -17,35 +14,37 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn
+from multiprocessing.connection import Pipe, wait
+from typing import Any
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-BEAT_S = 1.0  # beats closer together than this are not sent
+from .channel import BEAT_S, Channel, PeerLost, Stalled, live
+from .signals import HEARD, signals_raise, unbroken
+
+__all__ = [
+    "BEAT_S",
+    "Channel",
+    "Child",
+    "ChildDied",
+    "Job",
+    "PeerLost",
+    "Stalled",
+    "run_all",
+    "signals_raise",
+    "stop_all",
+]
+
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 KILL_S = 30.0  # for the system to end a process after SIGKILL
 STACKS_S = 0.5  # a child's time to write its stacks
 LOST_S = 5.0  # after a child lost another one: time to hear from that one, or from the system, what happened
 BOOTSTRAP = (
     "import sys; from multiprocessing.connection import Connection; c = Connection(int(sys.argv[1])); "
-    f"sys.path[:] = c.recv(); from {__name__} import live; live(c, int(sys.argv[2]), sys.argv[3])"
+    f"sys.path[:] = c.recv(); from {live.__module__} import live; live(c, int(sys.argv[2]), sys.argv[3])"
 )
 
 OnMessage = Callable[[str, object], object]
-
-
-class Stalled(Exception):
-    """Nothing came for too long: who waited, for what, how long (exit code 3)."""
-
-    def __init__(self, who: str, what: str, waited_s: float) -> None:
-        super().__init__(who, what, waited_s)
-
-    def __str__(self) -> str:
-        who, what, waited_s = self.args
-        return f"{who} waited for {what} for {waited_s:.1f} s"
 
 
 class ChildDied(Exception):
@@ -61,51 +60,6 @@ class ChildDied(Exception):
             return f"{self.name} ended with exit code {self.exit_code} before its work was done"
         cause = " (out of memory, or killed by hand)" if self.exit_code == -signal.SIGKILL else ""
         return f"{self.name} was killed by {signal.Signals(-self.exit_code).name}{cause}"
-
-
-class PeerLost(Exception):
-    """Another process that this one works with is gone; whoever watches both hears the reason from the other."""
-
-
-class Channel:
-    """A child's end: messages to the parent; every one of them is also a heartbeat."""
-
-    def __init__(self, connection: Connection, name: str) -> None:
-        self.name = name
-        self._connection = connection
-        self._last_s = -BEAT_S
-
-    def tell(self, message: object) -> None:
-        self._send("tell", message)
-
-    def beat(self) -> None:
-        """Says that work goes on; cheap enough for every batch (sent once a second at most)."""
-        if time.monotonic() - self._last_s >= BEAT_S:
-            self._send("beat", None)
-
-    @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Says that this child waits for its siblings: while one of them is at work, its silence is theirs."""
-        self._send("waits", what)
-        yield
-        self._send("beat", None)
-
-    def ask(self, message: object, limit_s: float) -> object:
-        """The parent's reply; raises Stalled when none came within `limit_s` seconds."""
-        self._send("ask", message)
-        if not self._connection.poll(limit_s):
-            raise Stalled(self.name, f"a reply of its parent to {message!r}", limit_s)
-        return self._connection.recv()
-
-    def receive(self, limit_s: float) -> object:
-        """What the parent tells; raises Stalled when nothing came within `limit_s` seconds."""
-        if not self._connection.poll(limit_s):
-            raise Stalled(self.name, "a message of its parent", limit_s)
-        return self._connection.recv()
-
-    def _send(self, kind: str, message: object) -> None:
-        self._connection.send((kind, message))
-        self._last_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +146,16 @@ class Child:
             if not (self.is_open and self.connection.poll()):
                 return False
             kind, message = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also a death in the middle of a message
             self.is_open = False
             return False
         self.last_heard_s = time.monotonic()
         self.waits_for = message if kind == "waits" else None
         if kind == "tell":
-            with _unbroken():
+            with unbroken():
                 on_message(self.name, message)
         elif kind == "ask":
-            with _unbroken():
+            with unbroken():
                 self.tell(on_message(self.name, message))
         elif kind == "error":
             pickled, text = message
@@ -225,7 +179,8 @@ class Child:
 
     def dump_stacks(self) -> None:
         """The child writes the stacks of its threads to stderr."""
-        print(f"--- stacks of {self.name} (pid {self.process.pid})", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a stderr that takes nothing hides no stall
+            print(f"--- stacks of {self.name} (pid {self.process.pid})", file=sys.stderr, flush=True)
         self.process.send_signal(signal.SIGUSR1)
         wait([self.pidfd], STACKS_S)
 
@@ -235,9 +190,17 @@ class Child:
             os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Kills the child and what it may have started, and collects it."""
+        """Kills the child and what it may have started, and collects it.
+
+        One that a dead disk holds inside the system dies when that answers; it is said, and not waited for.
+        """
         self.signal_group(signal.SIGKILL)
-        self.process.wait(timeout=KILL_S)
+        try:
+            self.process.wait(timeout=KILL_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                text = f"{self.name} (pid {self.process.pid}) was killed and has not ended after {KILL_S:g} s"
+                print(f"{text}: it waits inside the system, perhaps for a disk", file=sys.stderr, flush=True)
         os.close(self.pidfd)
         self.connection.close()
         self.has_ended = True
@@ -300,8 +263,8 @@ def _let_leave(living: list[Child], leave_s: float, on_message: OnMessage) -> No
 
 
 def stop_all(children: list[Child]) -> None:
-    """Ends all of them, politely first; Ctrl-C is not heard meanwhile."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ends all of them, politely first; no signal to us is heard meanwhile, so that none is left behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in HEARD}
     try:
         for child in children:
             child.signal_group(signal.SIGTERM)
@@ -310,87 +273,5 @@ def stop_all(children: list[Child]) -> None:
             wait([child.pidfd], max(0.0, limit - time.monotonic()))
             child.end()
     finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-class _Held:
-    """A signal that came while a message was handled; it is heard behind the message."""
-
-    is_handling = False
-    number: int | None = None
-
-
-@contextlib.contextmanager
-def _unbroken() -> Iterator[None]:
-    """Inside, no signal cuts the work in half: what handles a message would be left half changed."""
-    _Held.is_handling = True
-    try:
-        yield
-    finally:
-        _Held.is_handling = False
-        number, _Held.number = _Held.number, None
-        if number is not None:
-            _leave(number, None)
-
-
-def _leave(number: int, _frame: object) -> None:
-    if _Held.is_handling:
-        _Held.number = number
-    elif number == signal.SIGINT:
-        raise KeyboardInterrupt
-    else:
-        raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP become SystemExit here, SIGINT KeyboardInterrupt, so that `finally` runs."""
-    heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = {number: signal.signal(number, _leave) for number in heard}
-    try:
-        yield
-    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def die_with_parent(parent: int) -> None:
-    """This process is killed when its parent `parent` dies, or at once if that has happened."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def live(connection: Connection, parent: int, name: str) -> None:
-    """A child's whole life, from the bootstrap command to its last word."""
-    die_with_parent(parent)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and stops us
-    os.set_inheritable(connection.fileno(), False)
-    try:
-        function, args = pickle.loads(connection.recv_bytes())
-        function(Channel(connection, name), *args)
-    except Exception as error:
-        connection.send(("error", (_portable(error), traceback.format_exc())))
-        _end_here(1)
-    connection.send(("done", None))
-    _end_here(0)
-
-
-def _end_here(code: int) -> NoReturn:
-    """Ends without the libraries' teardown: all is said, and threads of torch.distributed can abort in it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _portable(error: Exception) -> bytes:
-    """The exception pickled; one that cannot travel becomes a RuntimeError with its text."""
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data

@@ -58,8 +58,15 @@ def inspect() -> click.Command:
                 )
             click.echo(describe_run(path) if kind == "run" else describe_sweep(path))
         else:
+            from ..store.manifest import MANIFEST_NAME
             from ..store.summary import describe_store, plot_store, read_facts
 
+            if not (path / MANIFEST_NAME).exists():
+                raise UserError(
+                    f"no store, run or sweep at {folder!r}",
+                    f"a folder that holds {MANIFEST_NAME}, run.json or sweep.json",
+                    "check the path",
+                )
             facts = read_facts(path)
             click.echo(describe_store(facts))
             if png is not None:

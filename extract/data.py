@@ -6,24 +6,26 @@
 final name and renamed, so a run that fails leaves nothing.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import UserError
-from ..store.files import fsync_folder, publish, storage_error, temporary_path
+from ..store.files import fsync_folder, is_abandoned, publish, storage_error, temporary_path
 from ..store.samples import SampleTable
 from .rejected import LINE, REJECTED_NAME, SAMPLE, TURN, count_rejected
 
 DATA_NAME = "data.json"
 NOTHING_LEFT = "nothing is left behind"
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # of a rename onto a folder that somebody filled meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ def filled_aside(folder: Path) -> Iterator[Path]:
         try:
             os.rename(aside, folder)
         except OSError as error:
+            if error.errno not in TAKEN:
+                raise
             raise UserError(
                 f"{str(folder)!r} appeared while it was being prepared: {error}", "a free name", "choose another --out"
             ) from error
@@ -156,20 +160,18 @@ def filled_aside(folder: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         for path in made:
-            if path.is_dir() and not any(path.iterdir()):
+            with suppress(OSError):  # it holds something, or the disk that failed fails at this too
                 path.rmdir()
         if isinstance(error, OSError):
-            raise storage_error(error, folder, safe=NOTHING_LEFT) from error
+            safe = NOTHING_LEFT if not os.path.lexists(aside) else f"the next start removes {aside.name!r}"
+            raise storage_error(error, folder, safe=safe) from error
         raise
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes temporary folders that killed runs of this machine left for the same name."""
-    own = temporary_path(folder.absolute())
-    prefix = own.name.rpartition(".")[0] + "."
-    for path in own.parent.glob(glob_text(prefix) + "*"):
-        pid = path.name.removeprefix(prefix)
-        if re.fullmatch(r"\d+", pid) and not Path(f"/proc/{pid}").exists():
+    for path in folder.absolute().parent.glob(glob_text(folder.absolute().name) + ".tmp.*"):
+        if is_abandoned(path):
             shutil.rmtree(path)
 
 

@@ -7,7 +7,7 @@ Several launchers may fill one store, each its own shards: they meet in the comm
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from .. import UserError
 from ..progress import bar, say
 from ..store.create import require_own_folder
 from ..store.files import FolderLock, free_bytes, remove_temporaries
-from ..store.frozen import CONFIG_PATH
+from ..store.frozen import CONFIG_PATH, remove_unfinished
 from ..store.index import (
     COMMITS_FOLDER,
     STATUS_FAILED,
@@ -108,6 +108,7 @@ def remove_own_temporaries(found: Survey) -> None:
 
     Alone in the store it holds all, those outside the budget too.
     """
+    remove_unfinished(found.store_dir, is_alone=found.config.only is None)
     own = chain(*found.own_segments) if found.config.only is not None else range(found.plan.num_segments)
     remove_temporaries(found.store_dir, set(own))
 
@@ -173,7 +174,8 @@ class Dealer:
                 run_all(jobs, stall_s=config.stall_s, on_message=self.answer)
             except BaseException:
                 self.bar.close()
-                remove_own_temporaries(self.found)
+                with suppress(OSError, UserError):  # a disk that fails at this too; the next start removes them
+                    remove_own_temporaries(self.found)
                 say(self.what_is_safe())
                 raise
             finally:
@@ -277,7 +279,11 @@ class Dealer:
 
     def what_is_safe(self) -> str:
         """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
-        plan, done = self.found.plan, committed_segments(self.found.store_dir)
+        plan = self.found.plan
+        try:
+            done = committed_segments(self.found.store_dir)
+        except (OSError, UserError) as error:  # it hides no other error: why the run stopped is told after it
+            return f"stopped: what is committed cannot be told now: {error}".splitlines()[0]
         return (
             f"stopped: {len(self.found.rows_of(done)):,} of {plan.num_samples:,} samples, in {len(done)} of "
             f"{plan.num_segments} segments, are committed and safe; the same command continues from there"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import UserError
 from ..progress import say
-from ..store.files import FolderLock, make_folder
+from ..store.files import FolderLock, disk_errors, make_folder
 from .config import ExtractConfig, PrepareConfig
 from .data import DATA_NAME
 
@@ -42,7 +42,8 @@ def ready_data(config: ExtractConfig, *, is_read_only: bool = False) -> Path:
         )
     from .prepare import prepare
 
-    make_folder(folder.parent)
+    with disk_errors(folder.parent):
+        make_folder(folder.parent)
     with FolderLock(folder.parent, name=f".{folder.name}.lock", wait_s=LOCK_WAIT_S):
         made = prepare(own, [config.data])
     num_used, num_in = made.counts["lines_used"], made.counts["lines_in"]

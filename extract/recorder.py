@@ -6,7 +6,7 @@ are on the device. Which samples share a batch, and all that is written of them,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,22 +15,21 @@ import torch
 
 from .. import UserError
 from ..store.codecs import get_codec
-from ..store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, columns, read_plan
+from ..store.index import STATUS_FAILED, STATUS_OK, columns, read_plan
 from ..store.manifest import Manifest
 from ..store.samples import SampleTable
 from ..watch import Channel
 from .batching import make_batches
-from .copying import Mark, SideStream
+from .copying import SideStream
 from .dealing import CheckedAgain, Compiled, Group, Halved, Note, Order, Recorded
 from .int8_rows import encode_states, errors
 from .recheck import chosen_again
-from .soundness import Alone, check_target, fault_against, has_zero_state, is_finite, peaks_there, run_alone
+from .sent_batch import Again, Sent, measured_places, recorded_part, status_of, with_errors
+from .soundness import check_target, fault_against, peaks_there, run_alone
 from .writing import Entry, Room
 
 if TYPE_CHECKING:
     from .targets.hf import HfTarget
-
-MEASURED_EVERY = 101  # positions; a prime, so that no place in a chunk or a sample is preferred
 
 
 class StateWriter(Protocol):
@@ -43,39 +42,6 @@ class StateWriter(Protocol):
     def put(self, room: Room, entries: tuple[Entry, ...]) -> None:
         """Takes the room, now filled."""
         ...
-
-
-@dataclass(slots=True)
-class Again:
-    """A sample that was run a second time, alone, and its states from the batch: taps [Lt, n, H], last [n, H]."""
-
-    alone: Alone
-    taps: torch.Tensor
-    last: torch.Tensor | None
-
-
-@dataclass(slots=True)
-class Sent:
-    """A batch that was sent to the device: what is wanted of it, and what is on its way to the host."""
-
-    batch: np.ndarray
-    """Rows of the plan [N]."""
-    wanted: np.ndarray
-    """Places in the batch."""
-    rows: torch.Tensor
-    """Encoded states [Lt (+1), N, S, row_bytes] u8, on the device."""
-    peaks: torch.Tensor
-    """The largest magnitude of each state [Lt (+1), N, S] fp32, on the device."""
-    errors: torch.Tensor | None
-    """Of the measured positions of all wanted samples [Lt (+1), M] fp64, on the device."""
-    num_measured: list[int]
-    again: dict[int, Again]
-    """By place in the batch."""
-    computed: Mark
-    room: Room | None = None
-    here: dict[str, torch.Tensor] = field(default_factory=dict)
-    """peaks and errors on the host, once `copied`."""
-    copied: Mark = field(default_factory=Mark)
 
 
 class Recorder:
@@ -296,38 +262,3 @@ class Recorder:
                     "prepare the data with the target's own tokenizer",
                 )
         return self.side.upload(ids), torch.from_numpy(lengths)
-
-
-def recorded_part(states: torch.Tensor, first: np.ndarray, n: np.ndarray, side: SideStream) -> torch.Tensor:
-    """States [Lt, N, longest n, H] of the tokens first .. first + n - 1 [N] of states [Lt, N, S, H].
-
-    What lies behind a sample's n is padding: repetitions of its last state in the batch.
-    """
-    if not first.any():
-        return states
-    places = first[:, None].astype(np.int64) + np.arange(int(n.max()))  # [N, longest n]
-    index = side.upload(np.minimum(places, states.shape[2] - 1))
-    return states[:, torch.arange(len(n), device=states.device)[:, None], index]
-
-
-def with_errors(entries: list[Entry], sent: Sent) -> tuple[Entry, ...]:
-    """The entries with the errors that were measured of them, of sound ones only."""
-    if sent.errors is None:
-        return tuple(entries)
-    parts = np.split(sent.here["errors"].numpy(), np.cumsum(sent.num_measured)[:-1], axis=1)  # each [Lt (+1), M]
-    return tuple(
-        replace(entry, errors=part.reshape(-1) if entry.status == STATUS_OK else part[:, :0].reshape(-1))
-        for entry, part in zip(entries, parts)
-    )
-
-
-def measured_places(position: int, n: int) -> np.ndarray:
-    """Which of a sample's n recorded positions are measured: every 101st of the segment, whoever records it."""
-    return np.arange((MEASURED_EVERY // 2 - position) % MEASURED_EVERY, n, MEASURED_EVERY)
-
-
-def status_of(peak: np.ndarray) -> int:
-    """The status of a sample from the largest absolute value of each of its states, [Lt, n]."""
-    if not is_finite(peak):
-        return STATUS_NON_FINITE
-    return STATUS_FAILED if has_zero_state(peak) else STATUS_OK

@@ -6,6 +6,7 @@ that was left out; or a `note` of what was changed. So lines in = lines used + t
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,7 +60,10 @@ class RejectedWriter:
     ) -> None:
         if kind is None:
             self.flush()
-        self.writer.close()
+            self.writer.close()
+        else:
+            with suppress(OSError):  # a disk that fails at the end of the list too hides nothing
+                self.writer.close()
 
 
 def rejected_rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -212,5 +212,10 @@ class WriterProcess:
     ) -> None:
         if not self.child.has_ended:
             self.child.end()
-        self.lock.close()
-        self.ring.close()
+        try:
+            self.lock.close()
+        except Exception:  # a device that failed fails at this too, and what happened first is the news
+            if error is None:
+                raise
+        finally:
+            self.ring.close()

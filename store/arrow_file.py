@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import UserError
-from .files import publish
+from .files import publish, unreadable
 
 CHECKSUM_KEY = "checksum"
 PREFIX = b"crc32c:"
@@ -52,6 +52,8 @@ def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]
         data = map_file(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{str(path)!r} does not exist", "a complete store", "run the same extract again") from error
+    except OSError as error:
+        raise unreadable(error, path) from error
     if not is_intact(memoryview(data), list(written_checksums(data))):
         raise damaged(path, f"its {len(data)} bytes do not match their checksum")
     reader = pa.ipc.open_file(pa.py_buffer(data))

@@ -94,11 +94,12 @@ def require_own_folder(store_dir: Path, *, option: str = "--store") -> None:
     """Refuses a folder with other people's files in it; hidden files and temporaries do not count."""
     if store_dir.exists() and not store_dir.is_dir():
         raise UserError(f"{str(store_dir)!r} is a file", "a folder for the store", f"choose another {option}")
-    if not store_dir.exists() or (store_dir / MANIFEST_NAME).exists():
+    if not store_dir.exists():
         return
     ours = (".", f"{MANIFEST_NAME}.tmp.", "lost+found")  # the last one lies on every fresh disk
     foreign = sorted(name for name in os.listdir(store_dir) if not name.startswith(ours))
-    if foreign:
+    # Looked for after the listing: another launcher may lay the store out meanwhile, and its manifest comes first.
+    if foreign and not (store_dir / MANIFEST_NAME).exists():
         raise UserError(
             f"{str(store_dir)!r} holds {foreign[0]!r} and is no store",
             "a new or empty folder, or a store made with the same settings",

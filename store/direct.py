@@ -118,8 +118,12 @@ class DirectFile(NewFile):
             Refusal.say(self.path, error)
             fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
             written = os.pwrite(self.fd, view, self.offset)
-        if written < BLOCK_BYTES:  # a disk that is full inside a block
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if written < BLOCK_BYTES:  # a disk, or a limit, that is full inside a block: what comes next says which
+            flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
+            fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            while written < BLOCK_BYTES:
+                written += os.pwrite(self.fd, view[written:BLOCK_BYTES], self.offset + written)
+            fcntl.fcntl(self.fd, fcntl.F_SETFL, flags)
         return written // BLOCK_BYTES * BLOCK_BYTES  # what was cut inside a block is written again
 
     def complete(self) -> None:

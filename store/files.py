@@ -15,12 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from .. import UserError
+from .buffers import write_all
 from .size import human_bytes
 
-MAX_BUFFERS = 1000  # buffers of one readv or writev call; Linux takes 1024 (IOV_MAX)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 SEGMENT_TEMPORARY = re.compile(r"(?:c\.(\d+)\.0\.0|(\d+)\.arrow)\.tmp\.")
@@ -31,6 +29,13 @@ def temporary_path(path: Path) -> Path:
     """Where `path` is written before it is whole: `NAME.tmp.HOST.PID` beside it."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60] or "host"
     return path.with_name(f"{path.name}.tmp.{host}.{os.getpid()}")
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """True for the temporary of a process of this machine that lives no more."""
+    name, _, pid = temporary.name.rpartition(".")
+    ending = temporary_path(Path("x")).name[1:].rpartition(".")[0]  # .tmp.HOST
+    return name.endswith(ending) and pid.isdecimal() and not Path(f"/proc/{pid}").exists()
 
 
 def fsync_folder(folder: Path) -> None:
@@ -79,8 +84,7 @@ class NewFile:
             yield
         except OSError as error:
             explanation = self.explain(error, self.path)
-            with suppress(OSError):  # a disk that just failed; the next start removes what is left
-                self.abort()
+            self.abort()
             raise explanation from error
 
     def write(self, data: Any) -> int:
@@ -116,10 +120,15 @@ class NewFile:
         """Hands the system what is not with it yet; here nothing is held back."""
 
     def abort(self) -> None:
-        """Removes the temporary; a file published earlier under this name stays."""
+        """Removes the temporary; a file published earlier under this name stays.
+
+        Raises no OSError: whoever aborts has one already. What stays is removed by the next start.
+        """
         if self.fd >= 0:
-            self.close()
-            self.temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.close()
+            with suppress(OSError):
+                self.temporary.unlink(missing_ok=True)
         self.closed = True
 
     def close(self) -> None:
@@ -143,49 +152,6 @@ def publish(path: Path, data: bytes, *, explain: Callable[[OSError, Path], UserE
     """Writes `data` aside, syncs it, renames it to `path` and syncs the folder."""
     with NewFile(path, explain=explain) as file:
         file.write(data)
-
-
-def flat_bytes(array: np.ndarray) -> np.ndarray:
-    """A read-only flat byte view: google_crc32c takes it without a copy."""
-    view = array.view(np.uint8).reshape(-1)
-    view.flags.writeable = False
-    return view
-
-
-def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
-    """Writes flat byte buffers one after another; writev may write less than asked, so it loops."""
-    for first in range(0, len(buffers), MAX_BUFFERS):
-        left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
-        while left:
-            left = drop(left, os.writev(fd, left))
-
-
-def read_all(fd: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> bool:
-    """Fills flat byte buffers from `offset` on; False where the file ends before they are full.
-
-    `flags` are those of preadv2.
-    """
-    for first in range(0, len(buffers), MAX_BUFFERS):
-        left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
-        while left:
-            count = os.preadv(fd, left, offset, flags)
-            if count == 0:
-                return False
-            offset += count
-            left = drop(left, count)
-    return True
-
-
-def drop(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of the buffers after their first `count` bytes."""
-    done = 0
-    while done < len(buffers) and count >= len(buffers[done]):
-        count -= len(buffers[done])
-        done += 1
-    rest = buffers[done:]
-    if count:
-        rest[0] = rest[0][count:]
-    return rest
 
 
 def free_bytes(folder: Path) -> int:
@@ -227,8 +193,21 @@ def storage_error(
     if error.errno == errno.EIO:
         expected = f"a disk that takes what is written to it; {free}"
         return StorageError(happened, expected, f"check the disk and its log, {again}")
+    if error.errno == errno.EFBIG:
+        expected = f"no limit to the size of a file (`ulimit -f`), on a file system that takes large ones; {free}"
+        return StorageError(happened, expected, f"raise the limit, {again}")
     expected = f"a folder that exists and may be written to; {free}"
     return StorageError(happened, expected, f"check mount, rights and path, {again}")
+
+
+def unreadable(error: OSError, path: Path) -> UserError:
+    """What is said of a file that is there and cannot be read."""
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    return UserError(
+        f"reading {str(path)!r} failed: {error.strerror or error} ({name})",
+        "a file that you may read, on a disk that gives it back",
+        "check its rights, the mount, the disk and its log; nothing was changed",
+    )
 
 
 def exact_bytes(size_bytes: int) -> str:
@@ -238,19 +217,42 @@ def exact_bytes(size_bytes: int) -> str:
 def remove_temporaries(store_dir: Path, segments: Collection[int]) -> list[Path]:
     """Removes what killed writers of these segments left in a store; returns the removed paths.
 
-    Whoever calls this holds the segments: temporaries of any other segment are left alone.
+    Whoever calls this holds the segments: temporaries of any other segment are left alone. Raises UserError for one
+    that cannot be removed.
     """
     wanted = set(segments)
     removed = []
     for folder in SEGMENT_FOLDERS:
         if not (store_dir / folder).is_dir():
             continue
-        for entry in os.scandir(store_dir / folder):
-            match = SEGMENT_TEMPORARY.match(entry.name)
-            if match and int(match[1] or match[2]) in wanted:
-                os.unlink(entry.path)
-                removed.append(Path(entry.path))
+        with disk_errors(store_dir / folder):
+            for entry in os.scandir(store_dir / folder):
+                match = SEGMENT_TEMPORARY.match(entry.name)
+                if match and int(match[1] or match[2]) in wanted:
+                    remove(Path(entry.path))
+                    removed.append(Path(entry.path))
     return removed
+
+
+def close_quietly(fd: int) -> None:
+    """Closes a file whose content is done with: a network disk that fails even at that hides no other error."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Removes a file that may be gone already; UserError where it stays."""
+    with disk_errors(path):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raises an OSError of its body, which writes nothing but `path` or below it, as its `storage_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
 
 
 class FolderLock:
@@ -272,7 +274,7 @@ class FolderLock:
             try:
                 self.take(fd)
             except BaseException:
-                os.close(fd)
+                close_quietly(fd)
                 raise
         except OSError as error:
             raise storage_error(error, self.path) from error
@@ -304,6 +306,6 @@ class FolderLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            close_quietly(fd)

@@ -16,7 +16,8 @@ import google_crc32c
 import numpy as np
 
 from .. import UserError
-from .files import NewFile, flat_bytes, publish
+from .buffers import flat_bytes
+from .files import NewFile, disk_errors, is_abandoned, publish, remove, unreadable
 from .manifest import Manifest, checksum
 
 if TYPE_CHECKING:
@@ -64,12 +65,23 @@ def write_frozen(store_dir: Path, tensors: Mapping[str, "torch.Tensor"], config:
     if path.exists():
         require_same_parts(path, read_document(path), document)
         return
-    path.parent.mkdir(exist_ok=True)
+    with disk_errors(path.parent):
+        path.parent.mkdir(exist_ok=True)
     with NewFile(Path(store_dir) / TENSORS_PATH) as file:
         file.write(safetensors_header(facts))
         for array in arrays.values():
             file.write(array.data)
     publish(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def remove_unfinished(store_dir: Path, *, is_alone: bool) -> None:
+    """Removes frozen parts that a killed worker left half written: up to gigabytes that nobody else would.
+
+    Alone in the store all of them; else those of dead processes of this machine, as another launcher may write its own.
+    """
+    for path in (Path(store_dir) / CONFIG_PATH).parent.glob("*.tmp.*"):
+        if is_alone or is_abandoned(path):
+            remove(path)
 
 
 def require_parts(tensors: Mapping[str, "torch.Tensor"]) -> None:
@@ -125,6 +137,8 @@ def read_document(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{str(path)!r} does not exist", "the target's frozen parts beside the states", "run the same extract again"
         ) from error
+    except OSError as error:
+        raise unreadable(error, path) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise damaged(path, str(error)) from error
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from .. import UserError
 from .arrow_file import damaged, read_table, write_table
-from .files import FolderLock, fsync_folder
+from .files import FolderLock, fsync_folder, remove
 from .size import CHUNK_POSITIONS
 
 PLAN_PATH = "plan/index.arrow"
@@ -237,7 +237,7 @@ def write_consolidated(store_dir: Path, plan_sha256: str, num_segments: int) -> 
     metadata = {"plan_sha256": plan_sha256, "segments": commits.weights}
     with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
         for left_over in Path(store_dir).glob(f"{CONSOLIDATED_NAME}.tmp.*"):
-            left_over.unlink()
+            remove(left_over)
         write_table(Path(store_dir) / CONSOLIDATED_NAME, commits.table, metadata)
     return True
 

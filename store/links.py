@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from .. import UserError
 from .arrow_file import damaged
+from .files import unreadable
 from .geometry import array_geometries
 from .index import PLAN_PATH
 from .manifest import MANIFEST_NAME, Manifest, checksum, read_manifest
@@ -64,6 +65,8 @@ def require_array_metadata(store_dir: Path, manifest: Manifest, array: str) -> N
         is_same = json.loads(path.read_bytes()) == array_geometries(manifest)[array].array_json()
     except FileNotFoundError as error:
         raise UserError(f"{str(path)!r} does not exist", "a complete store", "run the same extract again") from error
+    except OSError as error:
+        raise unreadable(error, path) from error
     except ValueError:
         is_same = False
     if not is_same:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import UserError
-from .files import publish
+from .files import publish, unreadable
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "zarr.json"
@@ -74,6 +74,8 @@ def read_manifest(store_dir: Path) -> Manifest:
         raise UserError(
             f"no store at {str(store_dir)!r}", f"a folder that holds {MANIFEST_NAME}", "check --store, or run extract"
         ) from error
+    except OSError as error:
+        raise unreadable(error, path) from error
     except UnicodeDecodeError as error:
         raise damaged(path, str(error)) from error
     try:

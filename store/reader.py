@@ -5,6 +5,7 @@ way. Runs in the loader process: numpy and Arrow, no torch. Opening a store make
 per sample, so a million samples open in well under a second.
 """
 
+import errno
 import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from .. import UserError
 from .arrow_file import damaged
-from .files import flat_bytes, read_all
+from .buffers import flat_bytes, read_all
 from .geometry import array_geometries, segment_path
 from .index import Commits, columns, read_commits, read_consolidated, read_plan
 from .links import require_linked
@@ -245,6 +246,7 @@ class StoreReader:
         command = f"dflash verify {shlex.quote(str(self.store_dir))} --repair"
         advice = f"`{command}` takes such segments back, the same extract redoes them"
         if isinstance(error, OSError):
+            reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
             advice = "check the disk and its log, the mount, and the limit of open files"
         return UserError(
             f"{str(path)!r} cannot be trusted: {reason} ({where})", "the states that were committed", advice

@@ -7,6 +7,7 @@ from what is committed, as in `extract`.
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -14,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import UserError
 from ..progress import bar, say
 from ..watch import Job, run_all
 from .codecs import get_codec
 from .config import RecodeConfig
-from .files import FolderLock, remove_temporaries, storage_error
+from .files import FolderLock, disk_errors, remove_temporaries
 from .index import committed_segments, read_commits, write_consolidated
 from .manifest import Manifest
 from .ranges import ALL
@@ -94,10 +96,8 @@ def recode(config: RecodeConfig, stores: Sequence[str]) -> RecodeReport:
     refuse_early(plan)
     for note in plan.notes:
         say(note)
-    try:
+    with disk_errors(plan.store_dir):
         plan.store_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, plan.store_dir) from error
     with FolderLock(plan.store_dir):
         remove_temporaries(plan.store_dir, range(plan.manifest.num_segments))
         if config.space_check:
@@ -141,7 +141,8 @@ class Dealer:
                 run_all(jobs, stall_s=plan.config.stall_s, on_message=self.answer)
             except BaseException:
                 self.bar.close()
-                remove_temporaries(plan.store_dir, range(plan.manifest.num_segments))
+                with suppress(OSError, UserError):  # a disk that fails at this too; the next start removes them
+                    remove_temporaries(plan.store_dir, range(plan.manifest.num_segments))
                 say(self.what_is_safe())
                 raise
 
@@ -158,7 +159,10 @@ class Dealer:
 
     def what_is_safe(self) -> str:
         """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
-        done = committed_segments(self.plan.store_dir)
+        try:
+            done = committed_segments(self.plan.store_dir)
+        except (OSError, UserError) as error:  # it hides no other error: why the run stopped is told after it
+            return f"stopped: what is committed cannot be told now: {error}".splitlines()[0]
         num_samples = int(np.isin(self.plan.table.column("segment").to_numpy(), sorted(done)).sum())
         return (
             f"stopped: {num_samples:,} of {len(self.plan.taken):,} samples, in {len(done)} of "

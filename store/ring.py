@@ -4,6 +4,7 @@ The memory is a memfd: it has no name in any file system, so a killed process le
 The ring carries bytes only; who may write which slot when is agreed elsewhere.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -61,8 +62,15 @@ class Ring:
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
             return cls(fd, RingHandle(os.getpid(), fd, name, slot_bytes, slots))
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, OSError):
+                code = errno.errorcode.get(error.errno or 0, "unknown error")
+                raise UserError(
+                    f"a ring of {slots} slots of {human_bytes(slot_bytes)} cannot be made: {error.strerror} ({code})",
+                    f"{human_bytes(size_bytes)} of memory that this process may share; no disk is needed",
+                    "use fewer or smaller slots, or raise the limits of this process (`ulimit -f`, `ulimit -v`)",
+                ) from error
             raise
 
     @classmethod

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import UserError
+from .files import disk_errors, remove
 from .mapped_tokens import MappedTokens
 from .tokens_file import (
     TEXT_COLUMNS,
@@ -89,9 +90,10 @@ class SampleWriter:
         self.num_samples = 0
         self.num_files = 0
         self.file: TokensFile | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("tokens-*.arrow.tmp.*"):
-            path.unlink()
+            remove(path)
 
     def add(
         self,
@@ -142,7 +144,7 @@ class SampleWriter:
         self.finish_file()
         for number, path in tokens_paths(self.folder).items():
             if number >= self.num_files:
-                path.unlink()
+                remove(path)
         return self.num_samples
 
     def abort(self) -> None:

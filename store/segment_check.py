@@ -11,7 +11,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from .files import flat_bytes
+from .buffers import flat_bytes
 from .geometry import ABSENT, array_geometries, segment_path
 from .index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, commit_path
 from .manifest import Manifest

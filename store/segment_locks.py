@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .. import UserError
-from .files import storage_error
+from .files import close_quietly, storage_error
 
 LOCK_NAME = ".segments.lock"
 TAKEN = (errno.EACCES, errno.EAGAIN)
@@ -55,9 +55,9 @@ class SegmentLocks:
             ) from error
 
     def release(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close_quietly(fd)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

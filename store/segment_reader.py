@@ -13,12 +13,12 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from .files import read_all
+from .buffers import read_all
 from .geometry import ABSENT, SegmentGeometry, require_planes, require_rows
 from .size import CHECKSUM_BYTES
 from .slices import BLOSC_HEADER_BYTES, DirectSlice, ScratchSlice, SegmentDamage, Slice
 
-Fill = Callable[[int, Sequence[memoryview], int], bool]  # as `files.read_all`
+Fill = Callable[[int, Sequence[memoryview], int], bool]  # as `buffers.read_all`
 
 
 class SegmentReader:

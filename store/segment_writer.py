@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import UserError
 from . import blosc_frame
+from .buffers import flat_bytes
 from .direct import DirectFile
-from .files import flat_bytes
 from .geometry import ABSENT, NAN_VALUE, SegmentGeometry, require_planes, require_rows
 from .size import CHECKSUM_BYTES
 

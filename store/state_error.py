@@ -15,8 +15,8 @@ import numpy as np
 from .. import UserError
 from .arrow_file import read_table
 from .codecs import get_codec
-from .files import publish
-from .index import COMMIT_SCHEMA, STATUS_OK, commit_path, committed_segments
+from .files import FolderLock, publish, remove, unreadable
+from .index import COMMIT_SCHEMA, LAYOUT_LOCK, LAYOUT_WAIT_S, STATUS_OK, commit_path, committed_segments
 from .int8 import as_float
 from .manifest import Manifest, checksum, read_manifest
 
@@ -187,6 +187,9 @@ def read_errors(store_dir: Path) -> Measurement | None:
         return extracted_errors(store_dir)
     try:
         data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(error, path) from error
+    try:
         value = json.loads(data)
         del value["sha256"]
         if data != file_content(value):
@@ -229,8 +232,11 @@ def as_metadata(errors: StateErrors) -> dict[str, str]:
 
 
 def write_errors(store_dir: Path, found: Measurement) -> None:
-    """Writes `state_errors.json`."""
-    publish(Path(store_dir) / ERRORS_NAME, file_content(found.as_json()))
+    """Writes `state_errors.json`; one launcher at a time, so that what a killed one left is removed."""
+    with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
+        for left_over in Path(store_dir).glob(f"{ERRORS_NAME}.tmp.*"):
+            remove(left_over)
+        publish(Path(store_dir) / ERRORS_NAME, file_content(found.as_json()))
 
 
 def file_content(value: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from .arrow_file import CHECKSUM_KEY, checksum, is_intact
-from .files import NewFile, flat_bytes
+from .buffers import flat_bytes
+from .files import NewFile, unreadable
 
 TOKENS_NAME = re.compile(r"tokens-(\d{5,})\.arrow")
 BATCH_SAMPLES = 1000
@@ -92,8 +93,11 @@ def require_short(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 def file_checksum(path: Path) -> str:
     """The digits of a token file's own checksum, which tell it from any other; '' where it has none. Checks nothing."""
-    with path.open("rb") as file:
-        match = CHECKED.search(file.read(WINDOW_BYTES))
+    try:
+        with path.open("rb") as file:
+            match = CHECKED.search(file.read(WINDOW_BYTES))
+    except OSError as error:
+        raise unreadable(error, path) from error
     return match[1].decode() if match else ""
 
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from threading import Lock
 
 from ..progress import say
-from .files import read_all
+from .buffers import read_all
 
 RWF_DONTCACHE = 0x80  # include/uapi/linux/fs.h; Python 3.11 has no name for it
 REFUSALS = (errno.EOPNOTSUPP, errno.EINVAL)  # of a kernel or a file system that does not know the flag
 
 
 class UncachedReads:
-    """Stands in for `files.read_all`; one for a store, shared by its threads."""
+    """Stands in for `buffers.read_all`; one for a store, shared by its threads."""
 
     def __init__(self) -> None:
         self.flags = RWF_DONTCACHE

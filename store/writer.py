@@ -194,6 +194,6 @@ class SegmentSink:
         return pa.table([pa.array(values[field.name]) for field in COMMIT_SCHEMA], schema=COMMIT_SCHEMA)
 
     def abort(self) -> None:
-        """Removes what was written aside; an earlier committed segment stays."""
+        """Removes what was written aside; an earlier committed segment stays. Raises no OSError."""
         for file in self.files.values():
             file.abort()

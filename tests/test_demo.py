@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from dflash_offline import UserError
+from dflash_offline.demo import DemoConfig, demo
 
 MEBIBYTE = 2**20
 
@@ -116,3 +118,9 @@ def test_the_hybrid_demo_is_lossless_too(tmp_path: Path) -> None:
     match = re.fullmatch(r"acceptance length: (\d+\.\d\d)", lines[-1])
     assert match is not None
     assert float(match.group(1)) > 5.0
+
+
+def test_a_disk_that_takes_no_prompts_is_named_in_three_lines() -> None:
+    with pytest.raises(UserError, match=r"/proc/demo' failed: .*\(ENOENT\)") as caught:
+        demo(DemoConfig(out="/proc/demo", prompts=2, exam=1))
+    assert len(str(caught.value).splitlines()) == 3

@@ -152,3 +152,9 @@ def test_what_is_saved_reads_back_equal(config: Any, tmp_path: Path) -> None:
     again = resolve(type(config), name="run", file=tmp_path / "saved.toml")
     assert again == config
     assert digest(again) == digest(config)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dflash.toml").symlink_to("/proc/self/mem")  # its first byte gives EIO
+    with pytest.raises(UserError, match=r"dflash.toml' cannot be read: Input/output error \(EIO\)"):
+        resolve(Outer, name="outer", file=tmp_path / "dflash.toml")

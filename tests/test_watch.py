@@ -14,6 +14,8 @@ from dflash_offline import UserError
 from dflash_offline.watch import Child, ChildDied, Job, PeerLost, Stalled, run_all
 from processes import is_alive
 
+STALL_S = 6.0  # the start of a child counts: 2.4 s on one core that twenty others wanted
+
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -83,8 +85,8 @@ def test_early_exit_is_a_death(children: ModuleType) -> None:
 def test_silence_dumps_stacks_and_names_the_silent(children: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     pids: list[Any] = []
     jobs = [Job("busy", children.work_for_ever), Job("quiet", children.hang)]
-    with pytest.raises(Stalled, match="sign of life from quiet for 4.0 s"):
-        run_all(jobs, stall_s=4.0, on_message=lambda _name, pid: pids.append(pid))
+    with pytest.raises(Stalled, match="sign of life from quiet for 6.0 s"):
+        run_all(jobs, stall_s=STALL_S, on_message=lambda _name, pid: pids.append(pid))
     assert len(pids) == 2
     assert not any(is_alive(pid) for pid in pids)
     stacks = capfd.readouterr().err
@@ -98,13 +100,13 @@ def test_the_silence_of_one_who_waits_is_that_of_the_others(
     """Who works keeps a waiting one from being a stall; who is silent is named in its place."""
     waiting = Job("waiting", children.wait_for_others)
     with pytest.raises(UserError, match="worked to the end"):
-        run_all([waiting, Job("busy", children.work_then_end, (4.0,))], stall_s=2.5, on_message=ignore)
+        run_all([waiting, Job("busy", children.work_then_end, (STALL_S + 1.5,))], stall_s=STALL_S, on_message=ignore)
     assert "--- stacks" not in capfd.readouterr().err
     pids: list[Any] = []
-    with pytest.raises(Stalled, match=r"a sign of life from quiet \(stopped by a signal\) for 2.5 s"):
+    with pytest.raises(Stalled, match=r"a sign of life from quiet \(stopped by a signal\) for 6.0 s"):
         run_all(
             [waiting, Job("quiet", children.stop_itself)],
-            stall_s=2.5,
+            stall_s=STALL_S,
             on_message=lambda _name, pid: pids.append(pid),
         )
     assert "in wait_for_others" in capfd.readouterr().err
@@ -114,7 +116,7 @@ def test_the_silence_of_one_who_waits_is_that_of_the_others(
 def test_where_all_wait_for_one_another_all_are_named(children: ModuleType) -> None:
     jobs = [Job(name, children.wait_for_others) for name in ("a", "b")]
     with pytest.raises(Stalled, match=r"[ab] \(waits for the others: the sum of all\), [ab] \(waits"):
-        run_all(jobs, stall_s=3.0, on_message=ignore)
+        run_all(jobs, stall_s=STALL_S, on_message=ignore)
 
 
 def test_a_death_is_named_before_those_who_noticed_it(children: ModuleType) -> None:
@@ -141,8 +143,14 @@ def test_children_that_handle_sigterm_leave_by_themselves(children: ModuleType, 
 
 
 def test_reply_that_does_not_come_is_a_stall(children: ModuleType) -> None:
-    def slow(_name: str, _message: object) -> None:
-        time.sleep(0.6)
+    pids: list[Any] = []
+
+    def slow(_name: str, message: object) -> None:
+        """Replies when nobody waits for it any more."""
+        if message == "slow":
+            wait_until(lambda: not is_alive(pids[0]))
+        else:
+            pids.append(message)
 
     with pytest.raises(Stalled, match="asker waited for a reply of its parent to 'slow'"):
         run_all([Job("asker", children.ask_in_vain)], stall_s=60.0, on_message=slow)
@@ -204,7 +212,7 @@ def test_dead_launcher_leaves_no_child(children: ModuleType, tmp_path: Path, num
         assert len(pids) == 2
         assert all(is_alive(pid) for pid in pids)
         launcher.send_signal(number)
-        launcher.communicate(timeout=30)
+        launcher.communicate(timeout=120)
         assert launcher.returncode == code
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
     finally:
@@ -227,3 +235,81 @@ def test_a_signal_does_not_cut_the_handling_of_a_message_in_half(children: Modul
     assert len(handled) == 2
     assert handled[1] == handled[0].replace("begun", "ended")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_error_is_not_replaced_by_a_signal_that_came_meanwhile(children: ModuleType) -> None:
+    def fail(_name: str, _message: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UserError("the disk is full", "1 GB", "free some")
+
+    with pytest.raises(UserError, match="the disk is full"):
+        run_all([Job("teller", children.count, (1,))], stall_s=60.0, on_message=fail)
+
+
+def test_an_error_is_not_replaced_by_a_signal_while_children_are_stopped(children: ModuleType) -> None:
+    pids: list[Any] = []
+
+    def note(name: str, message: object) -> object:
+        if name == "hangs up":
+            pids.append(message)
+        return bool(pids)
+
+    jobs = [Job("hangs up", children.hang_up_on_parent), Job("refuses", children.refuse_when_told)]
+    with pytest.raises(UserError, match="the disk is full"):
+        run_all(jobs, stall_s=60.0, on_message=note)
+    assert not is_alive(pids[0])
+
+
+def test_a_child_that_dies_in_the_middle_of_a_message_is_named(children: ModuleType) -> None:
+    with pytest.raises(ChildDied, match="speaker was killed by SIGKILL"):
+        run_all([Job("speaker", children.die_while_speaking)], stall_s=60.0, on_message=ignore)
+
+
+def test_an_error_is_not_replaced_by_a_child_that_cannot_be_killed(
+    children: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One inside a system call to a dead network disk, that is: it ends when the disk answers."""
+    wait, stuck = subprocess.Popen.wait, []
+
+    def wait_in_vain(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        stuck.append(process)
+        raise subprocess.TimeoutExpired(process.args, timeout or 0.0)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_in_vain)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_all([Job("bad", children.refuse)], stall_s=60.0, on_message=ignore)
+    for process in stuck:
+        wait(process, 30.0)
+    assert f"bad (pid {stuck[0].pid}) was killed and has not ended after" in capfd.readouterr().err
+
+
+def test_a_child_whose_parent_is_gone_is_silent(children: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """A moment before it is killed with it, it may see the end of its connection."""
+    child = Child(Job("left", children.double))
+    child.connection.close()
+    assert child.process.wait(60.0) == 1
+    os.close(child.pidfd)
+    assert capfd.readouterr().err == ""
+
+
+def launched(program: str, **streams: Any) -> int:
+    """The exit code of a launcher of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("PYTHONUNBUFFERED", None)
+    command = [sys.executable, "-c", f"import watch_children as w; {program}"]
+    return subprocess.run(command, env=environment, timeout=120, **streams).returncode
+
+
+def test_a_stall_is_told_where_stderr_takes_nothing(children: ModuleType) -> None:
+    with open("/dev/full", "w") as full:
+        assert launched("w.hang_silently('3')", stderr=full) == 3
+
+
+def test_a_child_has_ended_well_where_stdout_takes_nothing(children: ModuleType) -> None:
+    program = "w.run_all([w.Job('one', w.say_something)], stall_s=60.0, on_message=print)"
+    with open("/dev/full", "w") as full:
+        assert launched(program, stdout=full) == 0
+
+
+def test_a_command_under_nohup_outlives_its_terminal(children: ModuleType) -> None:
+    assert launched("w.outlive_terminal()") == 0

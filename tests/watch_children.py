@@ -2,13 +2,14 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from dflash_offline import UserError
-from dflash_offline.watch import Channel, Job, PeerLost, run_all
+from dflash_offline.watch import Channel, Job, PeerLost, Stalled, run_all
 
 
 class Unpicklable(Exception):
@@ -59,6 +60,7 @@ def leave_a_grandchild(channel: Channel) -> None:
 
 
 def ask_in_vain(channel: Channel) -> None:
+    channel.tell(os.getpid())
     channel.ask("slow", limit_s=0.2)
 
 
@@ -113,7 +115,7 @@ def lose(channel: Channel) -> None:
 
 
 def die_later(channel: Channel) -> None:
-    time.sleep(1.0)
+    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -127,3 +129,53 @@ def leave_when_told(channel: Channel, folder: str, name: str) -> None:
         time.sleep(0.02)
     time.sleep(0.2)
     Path(folder, name).touch()
+
+
+def die_while_speaking(channel: Channel) -> None:
+    """Is killed in the middle of a message, as by the system that is out of memory."""
+    os.write(channel._connection.fileno(), struct.pack("!i", 1000) + b"the first bytes")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_up_on_parent(channel: Channel) -> None:
+    """Answers SIGTERM by the same to its parent, then ends."""
+
+    def answer(number: int, _frame: object) -> None:
+        os.kill(os.getppid(), number)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, answer)
+    channel.tell(os.getpid())
+    while True:
+        channel.beat()
+        time.sleep(0.02)
+
+
+def refuse_when_told(channel: Channel) -> None:
+    """Asks until it is told yes, then fails."""
+    while not channel.ask("now?", 60.0):
+        time.sleep(0.02)
+    refuse(channel)
+
+
+def say_something(channel: Channel) -> None:
+    print("said, and held back by Python until the process ends")
+
+
+def hang_silently(code: str) -> None:
+    """A launcher whose child hangs; ends with this code when that is noticed."""
+    try:
+        run_all([Job("quiet", hang)], stall_s=1.0, on_message=lambda _name, _word: None)
+    except Stalled:
+        os._exit(int(code))
+
+
+def outlive_terminal() -> None:
+    """A launcher under `nohup`, whose terminal closes while a child is at work."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def hang_up(_name: str, _word: object) -> object:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    run_all([Job("one", count, (1,))], stall_s=60.0, on_message=hang_up)

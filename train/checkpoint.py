@@ -5,6 +5,7 @@ A checkpoint holds fp32 weights (`drafter.safetensors`, z-lab names), the optimi
 files; it does not know how a step is made.
 """
 
+import errno
 import json
 import os
 import pickle
@@ -24,9 +25,11 @@ from .. import UserError
 from ..store.files import NO_SPACE, free_bytes, fsync_folder, publish, storage_error, temporary_path
 from .drafter import Drafter
 from .facts import CHECKPOINTS_NAME, TEMPORARY_NAME, RunFacts, read_facts
+from .metrics import GOES_ON
 
 WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME = "drafter.safetensors", "optimizer.pt", "state.json"
 STEP_NAME = re.compile(r"step-(\d{8,})")
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors ends the text of an error of the disk
 SPARE_BYTES = 1 << 20  # headers and state.json
 LATEST, BEST = "latest", "best"
 
@@ -87,7 +90,8 @@ def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimiz
         require_space(final, needed)
         folder.mkdir()
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS_NAME)
-        torch.save(dict(optimizer), folder / OPTIMIZER_NAME)
+        with (folder / OPTIMIZER_NAME).open("wb") as file:  # given a path, torch does not say why the disk refused
+            torch.save(dict(optimizer), file)
         (folder / STATE_NAME).write_bytes(state_json(state))
         for path in (*folder.iterdir(), folder):
             fsync(path)
@@ -104,14 +108,30 @@ def state_json(state: LoopState) -> bytes:
 
 
 def explained(error: Exception, final: Path, needed: int) -> Exception:
-    """The UserError for a full or failing disk; torch and safetensors hide the errno of a full one."""
-    if isinstance(error, UserError):
+    """The UserError for a full or failing disk; any other error as it is."""
+    disk = of_disk(error)
+    if disk is None:
         return error
-    if not isinstance(error, OSError):
-        if free_bytes(final.parent) >= needed:
-            return error
-        error = OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
-    return storage_error(error, final, needed_bytes=needed, safe="training goes on from the newest checkpoint")
+    return storage_error(disk, final, needed_bytes=needed, safe=what_is_safe(final.parent.parent))
+
+
+def of_disk(error: Exception) -> OSError | None:
+    """The error of the disk behind one of torch or safetensors, which put their own in its place."""
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error.__context__, OSError):
+        return error.__context__
+    found = OS_ERROR.search(str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+
+
+def what_is_safe(run_dir: Path) -> str:
+    """From where the same command goes on, for whoever reads of a disk that failed."""
+    try:
+        steps = list_steps(run_dir)
+    except OSError:
+        return GOES_ON
+    return f"{GOES_ON}, step {steps[-1]}" if steps else "training starts anew: it has no checkpoint yet"
 
 
 def require_space(final: Path, needed: int) -> None:
@@ -141,16 +161,25 @@ def load(run_dir: Path, step: int) -> Checkpoint:
     folder = checkpoint_dir(run_dir, step)
     try:
         optimizer = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
-        return Checkpoint(read_state(run_dir, step), load_file(folder / WEIGHTS_NAME), optimizer)
-    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        weights = load_file(folder / WEIGHTS_NAME)
+        require_masters(weights)
+        return Checkpoint(read_state(run_dir, step), weights, optimizer)
+    except (OSError, RuntimeError, TypeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
         raise damaged(folder, error) from error
+
+
+def require_masters(weights: Mapping[str, Tensor]) -> None:
+    """Raises TypeError for a tensor of another number format: loading it would round it without a word."""
+    for name, tensor in weights.items():
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name} is {tensor.dtype}, not torch.float32")
 
 
 def read_state(run_dir: Path, step: int) -> LoopState:
     folder = checkpoint_dir(run_dir, step)
     try:
         return LoopState(**json.loads((folder / STATE_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(folder, error) from error
 
 
@@ -172,18 +201,36 @@ def prune(run_dir: Path, keep: int, best_step: int | None) -> None:
 def remove(folder: Path) -> None:
     """Removes a checkpoint; it leaves its final name first, so that no half of it is ever one."""
     aside = temporary_path(folder)
-    os.rename(folder, aside)
-    shutil.rmtree(aside)
+    try:
+        os.rename(folder, aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise not_removed(error, folder, folder.parent.parent) from error
+
+
+def not_removed(error: OSError, path: Path, run_dir: Path) -> UserError:
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    return UserError(
+        f"{str(path)!r} cannot be removed: {error.strerror or error} ({name})",
+        "a folder whose files nobody else holds, on a disk that may be written to",
+        f"check mount and rights, then give the same command again; {what_is_safe(run_dir)}",
+    )
 
 
 def remove_temporaries(run_dir: Path) -> list[Path]:
-    """Removes what killed trainers left in RUN; whoever calls this holds the lock of the run."""
+    """Removes what killed trainers left in RUN; whoever calls this holds the lock of the run.
+
+    Raises UserError for what cannot be removed.
+    """
     removed = []
     own = [checkpoint_dir(run_dir, step) for step in list_steps(run_dir)]
     for folder in (run_dir, run_dir / CHECKPOINTS_NAME, *own):
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if TEMPORARY_NAME.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                try:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                except OSError as error:
+                    raise not_removed(error, path, run_dir) from error
                 removed.append(path)
     return removed
 
@@ -225,7 +272,9 @@ def load_drafter(
     step = find_step(run_dir, which)
     drafter = Drafter(facts.spec)
     try:
-        drafter.load_state_dict(load_file(checkpoint_dir(run_dir, step) / WEIGHTS_NAME))
-    except (OSError, RuntimeError, SafetensorError) as error:
+        weights = load_file(checkpoint_dir(run_dir, step) / WEIGHTS_NAME)
+        require_masters(weights)
+        drafter.load_state_dict(weights)
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
         raise damaged(checkpoint_dir(run_dir, step), error) from error
     return drafter.to(device, dtype or getattr(torch, facts.dtype)).eval(), facts

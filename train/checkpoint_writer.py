@@ -21,7 +21,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a run beside its loop; `beat` is called while it makes the loop wait.
 
     A write that fails raises in the loop: at the next `check`, `write` or `wait`. At the end of the block a write under
-    way is finished, whatever ended the block.
+    way is finished, whatever ended the block, within `stall_s` seconds since it began.
     """
 
     def __init__(self, run_dir: Path, *, keep: int, stall_s: float, beat: Callable[[], None]) -> None:
@@ -56,6 +56,12 @@ class CheckpointWriter:
             self.under_way.thread.join(BEAT_S)
             self.check()
 
+    def let_finish(self) -> None:
+        """Gives a write under way the rest of its time, and raises nothing: what ended the block is the news."""
+        while self.under_way is not None and self.under_way.has_time(self.stall_s):
+            self.beat()  # silence would be taken for the fault
+            self.under_way.thread.join(BEAT_S)
+
     def __enter__(self) -> "CheckpointWriter":
         return self
 
@@ -64,8 +70,8 @@ class CheckpointWriter:
     ) -> None:
         if error is None:
             self.wait()
-        elif self.under_way is not None:
-            self.under_way.thread.join(self.stall_s)
+        else:
+            self.let_finish()
 
 
 class Write:
@@ -73,6 +79,7 @@ class Write:
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
         self.step, self.work = step, work
+        self.began = time.monotonic()
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self.run, name=f"checkpoint {step}", daemon=True)
         self.thread.start()
@@ -82,6 +89,10 @@ class Write:
             self.work()
         except Exception as error:
             self.error = error
+
+    def has_time(self, stall_s: float) -> bool:
+        """It is at work, and not for longer than that."""
+        return self.thread.is_alive() and time.monotonic() - self.began <= stall_s
 
 
 def on_host(value: Any) -> Any:

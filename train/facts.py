@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from shlex import quote
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from .. import UserError, __version__
 from ..store.files import storage_error
@@ -126,6 +128,8 @@ def read_facts(run_dir: Path) -> RunFacts:
             raise KeyError(f"it has no {', '.join(sorted(missing))}")
         if found == FORMAT:
             facts = RunFacts(**{**values, "spec": DrafterSpec.from_dict(values["spec"])})
+            for record in (facts, facts.spec, *facts.spec.attention):
+                require_types(record)
             for place, name in ((facts.store, "plan_sha256"), (facts.target, "name"), (facts.target, "weights_sha256")):
                 if not isinstance(place[name], str):
                     raise TypeError(f"{name} is {place[name]!r}")
@@ -133,10 +137,27 @@ def read_facts(run_dir: Path) -> RunFacts:
                 raise KeyError(f"init is {facts.init}")
             return facts
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} is broken: {error}", "the facts of a run", "train into a new folder") from error
+        happened = f"{str(path)!r} is broken: {error}".replace("\n", " ")
+        raise UserError(happened, "the facts of a run", "train into a new folder") from error
     raise UserError(
         f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
     )
+
+
+def require_types(record: Any) -> None:
+    """Raises TypeError, naming the field, where a value is not of the type that the dataclass `record` says."""
+    for name, hint in get_type_hints(type(record)).items():
+        value, kinds = getattr(record, name), kinds_of(hint)
+        is_one = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        if not is_one and not (float in kinds and type(value) is int):
+            raise TypeError(f"{name} is {value!r}")
+
+
+def kinds_of(hint: Any) -> tuple[type, ...]:
+    """The classes of a type hint: (dict, NoneType) of `dict[str, str] | None`."""
+    if isinstance(hint, UnionType):
+        return tuple(kind for one in get_args(hint) for kind in kinds_of(one))
+    return (get_origin(hint) or hint,)
 
 
 def require_same_store(run_dir: Path, old: RunFacts, manifest: Manifest) -> None:
@@ -157,10 +178,11 @@ def require_same_run(run_dir: Path, old: RunFacts, new: RunFacts) -> None:
 def refuse(run_dir: Path, found: list[tuple[str, Any, Any]], expected: str) -> NoReturn:
     shown = "; ".join(f"{name} was {before!r} and is now {now!r}" for name, before, now in found[:SHOWN_DIFFERENCES])
     more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
+    again = quote(str(run_dir / CONFIG_NAME))
     raise UserError(
         f"{str(run_dir)!r} was trained with other facts: {shown}{more}",
         expected,
-        f"go back to them (`--config {run_dir / CONFIG_NAME}` repeats the run), or train into another --out",
+        f"go back to them (`--config {again}` repeats the run), or train into another --out",
     )
 
 

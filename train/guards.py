@@ -80,7 +80,11 @@ def out_of_memory(text: str, choice: Choice | None) -> UserError:
     """What a card that ran full means for a run whose memory was planned; `text` is what torch said."""
     said = text.strip().partition("\n")[0]
     if choice is None:
-        return UserError(f"device memory ran out: {said}", "a run that fits its device", "train a smaller drafter")
+        return UserError(
+            f"device memory ran out: {said}",
+            "a run that fits its device",
+            "train a smaller drafter; the newest checkpoint is kept",
+        )
     return UserError(
         f"device memory ran out, and the plan above has its peak at {gib(choice.plan.peak_bytes)} GiB: {said}",
         f"{gib(room_bytes(choice.card_bytes))} GiB for this run alone, on a card of {gib(choice.card_bytes)}",

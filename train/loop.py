@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,32 +19,33 @@ from ..pinned_memory import pinned
 from ..store.files import publish
 from ..store.frozen import read_frozen
 from ..watch import Channel
-from . import checkpoint
 from .batch import RowBatch
 from .checkpoint import LoopState
 from .checkpoint_writer import CheckpointWriter
 from .device import compiled_once
 from .drafter import Drafter
 from .exam import examine
-from .guards import LossSpikes, Suspect, blamed, suspects
-from .loader import Loader, LoaderPlan
+from .guards import Suspect, blamed, suspects
+from .loader import Loader
 from .memory_choice import memory_table
-from .metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, MetricsFile, read_metrics
+from .metrics import EXAM, ORIGIN
 from .noise import TapNoise
 from .optim import MasterOptimizer, Unsound
-from .order import Place, RowCounts, num_rows_of_rank
+from .order import RowCounts, num_rows_of_rank
 from .outcome import REPORT_NAME, outcome_of
 from .pending import PendingUpdate
 from .plots import plot_run
 from .rank import Rank
 from .ranks import Ranks
 from .replay import choose_graph
+from .restore import restore, start_from
+from .rows_left import plan_rows
 from .run import Run, interval
-from .slot import RowSlot
-from .speed import measured_peak, speed_numbers
+from .speed import measured_peak, speed_numbers, throughput
 from .staging import Staged, StagedRow
 from .step import TrainStep
-from .warm_start import WarmStart, load_start
+from .telling import Telling
+from .warm_start import WarmStart
 
 
 @contextmanager
@@ -93,6 +93,7 @@ class Trainer:
         self.last_step = min(facts.steps, facts.steps if self.config.stop_at is None else self.config.stop_at)
         self.eval_every = interval(self.config.eval_every, facts.steps)
         self.checkpoint_every = interval(self.config.checkpoint_every, facts.steps)
+        self.telling = Telling(run.run_dir, self.ranks)
         self.state = LoopState(step=0, epoch=0, row=0)
         self.saved_step: int | None = None
         self.is_ending = False  # every rank knows at the same step
@@ -101,15 +102,13 @@ class Trainer:
     def train(self) -> None:
         """Runs the loop to its end, from the newest checkpoint or from the start; SIGTERM ends it with a checkpoint."""
         is_resumed = self.resume()
-        if not is_resumed and self.facts.init is not None:
-            self.warm_start(WarmStart(**self.facts.init))
         self.greet(is_resumed)
         with (
             told_to_end() as self.is_told_to_end,
             CheckpointWriter(
                 self.run.run_dir, keep=self.config.keep, stall_s=self.config.stall_s, beat=self.channel.beat
             ) as self.writer,
-            self.open_metrics(is_resumed) as self.metrics,
+            self.telling.opened(self.state.step if is_resumed else -1),
             self.open_loader() as self.loader,
             pinned(self.loader.memory, self.device),
             compiled_once(self.device),
@@ -127,9 +126,9 @@ class Trainer:
                 self.save()
             self.writer.wait()
         if self.is_ending:
-            self.tell("stopped", step=self.state.step)
+            self.telling.say("stopped", step=self.state.step)
         elif self.state.step < self.facts.steps:
-            self.tell("paused", step=self.state.step, steps=self.facts.steps)
+            self.telling.say("paused", step=self.state.step, steps=self.facts.steps)
         elif self.ranks.is_first:
             self.finish()
 
@@ -140,78 +139,24 @@ class Trainer:
             notes.append(f"{self.ranks.count} ranks, {self.facts.rows_per_step} rows a step")
         if self.run.choice is not None:
             notes.append(memory_table(self.run.choice))
-        self.tell("start", step=self.state.step, steps=self.facts.steps, is_resumed=is_resumed, notes=notes)
-
-    def tell(self, kind: str, **numbers: Any) -> None:
-        """To the launcher; rank 0 speaks for all."""
-        if self.ranks.is_first:
-            self.channel.tell((kind, numbers))
-
-    @contextmanager
-    def open_metrics(self, is_resumed: bool) -> Iterator[MetricsFile | None]:
-        """The file of numbers, which rank 0 writes; what lies behind the step that the run goes on from goes."""
-        self.spikes = LossSpikes()
-        if not self.ranks.is_first:
-            yield None
-            return
-        path = self.run.run_dir / METRICS_NAME
-        with MetricsFile(path, self.state.step if is_resumed else -1) as file:
-            self.spikes = LossSpikes(line["loss"] for line in read_metrics(path, TRAIN))
-            yield file
+        self.telling.say("start", step=self.state.step, steps=self.facts.steps, is_resumed=is_resumed, notes=notes)
 
     def is_due(self, every: int) -> bool:
         """Every so many updates, and after the last one of this start."""
         return self.state.step % every == 0 or self.state.step == self.last_step
 
     def resume(self) -> bool:
-        """Goes back to the newest checkpoint that rank 0 sees; False where there is none."""
-        steps = checkpoint.list_steps(self.run.run_dir) if self.ranks.is_first else []
-        newest = self.ranks.gather(steps[-1:], "the newest checkpoint")[0]
-        if not newest:
-            return False
-        loaded = checkpoint.load(self.run.run_dir, newest[0])
-        with torch.no_grad():
-            for name, parameter in self.drafter.named_parameters():
-                parameter.copy_(loaded.weights[name])
-        self.optimizer.load_state_dict({**loaded.optimizer, "masters": loaded.weights})
-        self.state, self.saved_step = loaded.state, loaded.state.step
-        self.ranks.require_equal(self.optimizer.checksum(), f"weights and moments as read, step {newest[0]}")
-        return True
-
-    @torch.no_grad()
-    def warm_start(self, start: WarmStart) -> None:
-        """Sets masters, and from them the weights, to those of the drafter that the run starts from."""
-        weights = load_start(start)
-        for name, master in zip(self.optimizer.names, self.optimizer.masters):
-            master.copy_(weights[name])
-        self.optimizer.round_masters()
+        """Goes back to the newest checkpoint; False where there is none, and the run starts with its first weights."""
+        state = restore(self.run.run_dir, self.drafter, self.optimizer, self.ranks)
+        if state is not None:
+            self.state, self.saved_step = state, state.step
+        elif self.facts.init is not None:
+            start_from(WarmStart(**self.facts.init), self.optimizer)
+        return state is not None
 
     def open_loader(self) -> Loader:
         """The loader of the rows that are still to train on."""
-        facts = self.facts
-        slot = RowSlot(
-            shape=facts.shape,
-            num_taps=facts.spec.num_taps,
-            hidden_size=facts.spec.hidden_size,
-            codec_name=facts.codec_name,
-            has_last=self.config.loss.needs_last,
-        )
-        plan = LoaderPlan(
-            store_dir=Path(self.config.store).absolute(),
-            segments=facts.segments,
-            snapshot=facts.snapshot,
-            taps=self.run.taps,
-            slot=slot,
-            seed=facts.seed,
-            shuffle_segments=facts.shuffle_segments,
-            start=Place(self.state.epoch, self.state.row),
-            num_rows=max(0, self.last_step - self.state.step) * facts.rows_per_step,
-            rows_per_step=facts.rows_per_step,
-            rank=self.ranks.number,
-            num_ranks=self.ranks.count,
-            threads=self.config.loader_threads,
-            uncached=self.config.uncached,
-        )
+        plan = plan_rows(self.run, self.state, self.last_step, self.ranks)
         return Loader(plan, slots=self.config.loader_slots, stall_s=self.config.stall_s, beat=self.channel.beat)
 
     def update(self) -> None:
@@ -235,7 +180,7 @@ class Trainer:
         epoch, next_row = rows[0].after
         self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
         step_s = time.monotonic() - started
-        known = self.throughput(counts, step_s, self.loader.wait_s - waited_s)
+        known = throughput(self.facts, self.state.step, counts, step_s, self.loader.wait_s - waited_s)
         known |= speed_numbers(rows, counts.num_tokens, step_s, self.device, self.peak_flops)
         if self.ranks.count > 1:
             known["reduce_s"] = reduce_s
@@ -280,30 +225,7 @@ class Trainer:
             raise self.blamed(error, pending.rows, pending.running_losses) from error
         if self.ranks.count > 1:
             numbers["reduce_s"] += self.ranks.device_sum_s()
-        self.write(TRAIN, pending.step, numbers)
-        limit = self.spikes.note(numbers["loss"])
-        if limit is not None:
-            self.tell("spike", step=pending.step, loss=numbers["loss"], limit=limit, count=self.spikes.count)
-
-    def write(self, kind: str, step: int, numbers: dict[str, Any]) -> None:
-        """A line of metrics.jsonl, and the same to the launcher."""
-        if self.metrics is not None:
-            self.metrics.write(kind, step, **numbers)
-        self.tell(kind, step=step, **numbers)
-
-    def throughput(self, counts: RowCounts, step_s: float, wait_s: float) -> dict[str, float]:
-        """What the rows of an update held, those of all ranks, and how fast they went."""
-        shape, num_rows = self.facts.shape, self.facts.rows_per_step
-        return {
-            "epoch": self.state.step * num_rows / self.facts.rows_per_epoch,
-            "num_samples": counts.num_samples,
-            "num_tokens": counts.num_tokens,
-            "num_blocks": counts.num_anchors,
-            "fill": counts.num_tokens / (num_rows * shape.row_tokens),
-            "step_s": step_s,
-            "wait_s": wait_s,
-            "rate_block_tok_s": num_rows * shape.anchors * shape.block_size / step_s,
-        }
+        self.telling.write_update(pending.step, numbers)
 
     def examine_if_due(self) -> bool:
         """Holds the exam of this step where it is due and was not held; whether it was."""
@@ -325,9 +247,9 @@ class Trainer:
         is_trained = step > 0 or self.facts.steps == 0
         if value is not None and is_trained and (best is None or value >= best):
             self.state = replace(self.state, best_step=step, best_acceptance_length=value)
-        self.write(EXAM, step, numbers)
+        self.telling.write(EXAM, step, numbers)
         for part in by_origin:
-            self.write(ORIGIN, step, part)
+            self.telling.write(ORIGIN, step, part)
         return True
 
     def save(self) -> None:
@@ -338,8 +260,8 @@ class Trainer:
         self.report()
         if self.ranks.count > 1:
             self.ranks.require_equal(self.optimizer.checksum(), f"weights and moments after step {self.state.step}")
-        if self.metrics is not None:
-            self.metrics.sync()
+        self.telling.sync()
+        if self.ranks.is_first:
             weights = dict(zip(self.optimizer.names, self.optimizer.masters))
             self.writer.write(self.state, weights, {**self.optimizer.state_dict(), "masters": {}})
         self.saved_step = self.state.step

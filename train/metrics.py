@@ -7,15 +7,18 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .. import UserError
-from ..store.files import publish, storage_error, write_all
+from ..store.files import StorageError, publish, storage_error, write_all
 
 METRICS_NAME = "metrics.jsonl"
 TRAIN, EXAM, ORIGIN = "train", "exam", "exam of one origin"
+GOES_ON = "training goes on from the newest checkpoint"
 NUMBERED = re.compile(r"(?<=_)\d+$")  # names that come once for each slot or length
 
 DEFINITIONS = {
@@ -92,17 +95,25 @@ class MetricsFile:
         infinite = [n for n, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)]
         assert not infinite, f"not finite at step {step}: {infinite}"
         line = json.dumps({"kind": kind, "step": step, **numbers}) + "\n"
-        try:
+        with self.explained():
             write_all(self.fd, [memoryview(line.encode())])
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def sync(self) -> None:
         """Makes every line durable: a checkpoint must never be ahead of them."""
-        os.fdatasync(self.fd)
+        with self.explained():
+            os.fdatasync(self.fd)
 
     def close(self) -> None:
-        os.close(self.fd)
+        with self.explained():
+            os.close(self.fd)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns an OSError of its body into a UserError; a descriptor's error names no file."""
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(error, self.path, safe=GOES_ON) from error
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -110,7 +121,11 @@ class MetricsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StorageError:
+            if kind is None:  # else what ended the block is the news
+                raise
 
 
 def read_lines(path: Path) -> list[str]:

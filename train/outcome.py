@@ -5,11 +5,12 @@ Reads what the run wrote; knows no torch, so that the launcher stays small.
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import UserError
 from .facts import RunFacts
 from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
 
@@ -22,9 +23,13 @@ NOT_EXACT = "           not all of them are greedy answers of this target: agree
 def outcome_of(
     run_dir: Path, facts: RunFacts, *, best_step: int | None, best_acceptance_length: float | None
 ) -> dict[str, Any]:
-    """The content of report.json: acceptance lengths are None where there was nothing to measure."""
+    """The content of report.json: acceptance lengths are None where there was nothing to measure.
+
+    Raises UserError where metrics.jsonl has lost lines: those of the first exam or of the last.
+    """
     metrics = read_metrics(run_dir / METRICS_NAME)
     exams = [line for line in metrics if line["kind"] == EXAM]
+    require_exams([line["step"] for line in exams], facts.steps, run_dir / METRICS_NAME)
     losses = [line["loss"] for line in metrics if line["kind"] == TRAIN]
     return {
         "steps": facts.steps,
@@ -37,6 +42,17 @@ def outcome_of(
         "best_acceptance_length": best_acceptance_length,
         "best_step": best_step,
     }
+
+
+def require_exams(found: Sequence[int], last: int, path: Path) -> None:
+    """Raises UserError unless exams start at step 0 and end with the last step, as every run holds them."""
+    if not found or found[0] != 0 or found[-1] != last:
+        there = f"exams of steps {found[0]} to {found[-1]}" if found else "no exam"
+        raise UserError(
+            f"{str(path)!r} holds {there}: its lines were removed while the run trained",
+            f"the exams of steps 0 to {last}; the checkpoints are not touched by it",
+            "bring the file back and give the same command again, or train into another --out",
+        )
 
 
 def export_command(run_dir: Path, has_best: bool) -> str:
@@ -88,5 +104,11 @@ class TrainReport:
 
 
 def read_report(run_dir: Path, start: str, start_step: int) -> TrainReport:
-    """The report of a finished run."""
-    return TrainReport(run_dir, start, start_step, json.loads((run_dir / REPORT_NAME).read_text(encoding="utf-8")))
+    """The report of a finished run. Raises UserError where its file is broken."""
+    path = run_dir / REPORT_NAME
+    try:
+        outcome = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        advice = "remove it, and give the same command again: it writes the report anew"
+        raise UserError(f"{str(path)!r} is broken: {error}", "the report of a finished run", advice) from error
+    return TrainReport(run_dir, start, start_step, outcome)

@@ -149,8 +149,23 @@ def join(rank: Rank, device: torch.device, channel: Channel, stall_s: float) -> 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         where = {"store": local_store(rank, channel, stall_s, limit)}
     with ranks.together("the meeting of all ranks"):
-        dist.init_process_group(backend, rank=rank.number, world_size=rank.count, timeout=limit, **where)
+        try:
+            dist.init_process_group(backend, rank=rank.number, world_size=rank.count, timeout=limit, **where)
+        except dist.DistNetworkError as error:
+            if rank.number == 0 and "failed to listen" in str(error):
+                raise cannot_listen(error) from error
+            raise
     return ranks
+
+
+def cannot_listen(error: Exception) -> UserError:
+    """Nobody was lost: rank 0 has no place where the others could find it."""
+    said = str(error).partition("\n")[0]
+    return UserError(
+        f"rank 0 cannot listen at MASTER_PORT = {os.environ.get('MASTER_PORT')}: {said}",
+        "a free port on rank 0's machine, the same for every rank",
+        "end what holds that port, or set another MASTER_PORT for every rank",
+    )
 
 
 def local_store(rank: Rank, channel: Channel, stall_s: float, limit: timedelta) -> TCPStore:

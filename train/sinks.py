@@ -175,7 +175,7 @@ class SinkThread:
         """What it gives back; None where the sink failed, and so many lines are lost."""
         try:
             return run()
-        except Exception as error:
+        except BaseException as error:  # a library may call sys.exit
             self.lose(f"{type(error).__name__}: {error}".splitlines()[0], num_lines)
             return None
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .facts import RunFacts
+from .order import RowCounts
 from .staging import StagedRow
 
 PEAK_SIZE, PEAK_ROUNDS, PEAK_CALLS = 8192, 5, 10
@@ -35,6 +37,21 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float | None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return 2 * PEAK_SIZE**3 * PEAK_CALLS / statistics.median(taken_ms[1:]) * 1e3
+
+
+def throughput(facts: RunFacts, step: int, counts: RowCounts, step_s: float, wait_s: float) -> dict[str, float]:
+    """What the rows of update `step` held, those of all ranks, and how fast they went."""
+    shape, num_rows = facts.shape, facts.rows_per_step
+    return {
+        "epoch": step * num_rows / facts.rows_per_epoch,
+        "num_samples": counts.num_samples,
+        "num_tokens": counts.num_tokens,
+        "num_blocks": counts.num_anchors,
+        "fill": counts.num_tokens / (num_rows * shape.row_tokens),
+        "step_s": step_s,
+        "wait_s": wait_s,
+        "rate_block_tok_s": num_rows * shape.anchors * shape.block_size / step_s,
+    }
 
 
 def speed_numbers(

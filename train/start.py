@@ -3,20 +3,23 @@
 Knows in which order that must happen; nothing of how a run is trained.
 """
 
+import errno
 import hashlib
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
 from .. import UserError
-from ..store.files import FolderLock
+from ..store.files import NO_SPACE, FolderLock, storage_error
 from ..threads import cpu_threads
 from ..watch import Channel
 from . import checkpoint
 from .config import TrainConfig
 from .device import card_bytes, device_name, pick_device
 from .environment import plan_facts, write_environment
+from .facts import KERNELS_NAME
 from .guards import out_of_memory
 from .loop import Trainer
 from .memory_choice import memory_table
@@ -25,6 +28,7 @@ from .rank import Rank, ranks_here
 from .ranks import Ranks, join
 from .run import Run, check_run, make_folder, require_unchanged, write_run
 
+DISK_FAILED = (*NO_SPACE, errno.EROFS, errno.EIO, errno.EFBIG)
 LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory and of RUN
 
 
@@ -84,13 +88,19 @@ def note_environment(run: Run, device: torch.device, num_ranks: int) -> None:
 
 
 def train_run(run: Run, device: torch.device, ranks: Ranks) -> None:
-    """Trains; a card that runs full is explained with the plan of its memory."""
+    """Trains; a card that runs full is explained with the plan of its memory, a disk without room for kernels too."""
     try:
         Trainer(run, device, ranks.channel, ranks).train()
     except torch.OutOfMemoryError as error:
         if run.choice is not None:
             ranks.channel.tell(("notes", {"notes": [memory_table(run.choice)]}))
         raise out_of_memory(str(error), run.choice) from error
+    except RuntimeError as error:
+        disk = getattr(error, "inner_exception", None)  # of torch's compiler, which names no path
+        if not isinstance(disk, OSError) or disk.errno not in DISK_FAILED:
+            raise
+        safe = checkpoint.what_is_safe(run.run_dir)
+        raise storage_error(disk, Path(disk.filename or run.run_dir / KERNELS_NAME), safe=safe) from error
 
 
 def require_last_checkpoint(run: Run) -> None:

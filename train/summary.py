@@ -32,7 +32,7 @@ def describe_run(run_dir: Path) -> str:
         memory_lines(run),
         setting_lines(run),
         ["environment", *indented(as_lines(words.environment(run)).splitlines())],
-        ["next", *indented(words.commands(run)), f"  dflash report {run.run_dir} --html"],
+        ["next", *indented(words.commands(run)), f"  dflash report {shlex.quote(str(run.run_dir))} --html"],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from ... import UserError
 from ..lines.inputs import LeftOut
-from ..lines.shapes import Chat, options_under
+from ..lines.shapes import OWN_OPTIONS, Chat, options_under
 from ..targets.facts import TextSide
 from .answers import Answer, asked_prompt, find_answer
 from .control_marks import END_INSIDE, ControlMarks
@@ -39,15 +39,6 @@ from .encoding import Encoder
 from .template_habits import Habits, read_habits
 from .templates import ChatTemplate, Renders, thought_of
 
-OWN_OPTIONS = {
-    "add_generation_prompt",
-    "continue_final_message",
-    "conversation",
-    "documents",
-    "messages",
-    "tokenize",
-    "tools",
-}
 TURNS = ("auto", "each", "last")
 MAX_HABITS = 256
 WITHOUT_THOUGHT = "thoughts_unwritten"
@@ -182,8 +173,6 @@ class ChatRenderer:
 
     def options_of(self, chat: Chat) -> dict[str, Any]:
         """The line's own options over those of the run. Raises LeftOut for reserved ones and where the two disagree."""
-        if taken := next((name for name in chat.options if name in OWN_OPTIONS), None):
-            raise LeftOut("reserved template option", f"{taken} = {chat.options[taken]!r}")
         return options_under(self.options, chat.options)
 
     def answers(

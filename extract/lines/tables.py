@@ -161,7 +161,7 @@ def index_rows(path: Path) -> Iterator[np.ndarray]:
 def parquet_chunks(path: Path, keys: Collection[str] | None) -> Iterator[tuple[int, int, CarriedRows]]:
     """All rows of a Parquet file in order, of the columns `keys` (None: all), a chunk at a time."""
     first = 1
-    with parquet_file(path, buffer_size=2**20) as file:
+    with parquet_file(path, buffer_size=2**20, pre_buffer=False) as file:  # which would keep the whole file
         read, unread = shared(file.schema_arrow.names, keys)
         step = rows_at_once(parquet_bytes(file.metadata), file.metadata.num_rows)
         for batch in file.iter_batches(batch_size=step, columns=read):

@@ -133,14 +133,19 @@ def call_value(call: dict[str, Any]) -> tuple[str, Any]:
 
 
 def answering(given: list[Message], expected: Sequence[Any], made: Sequence[Any]) -> list[Message]:
-    """Tool results under the ids of the calls that the model made: by the input's ids, else by their order."""
+    """Tool results under the ids of the calls that the model made: by the input's ids, else by the results' order.
+
+    An id that several calls of the input have tells none of them.
+    """
     new_ids = [call.get("id") for call in made]
     old_ids = [call.get("id") for call in expected]
-    result: list[Message] = []
-    for place, message in enumerate(given):
+    answered: list[Message] = []
+    place = 0
+    for message in given:
         if message["role"] in RESULT_ROLES and new_ids:
             known = message.get("tool_call_id")
-            at = old_ids.index(known) if known is not None and known in old_ids else min(place, len(new_ids) - 1)
+            at = old_ids.index(known) if old_ids.count(known) == 1 else min(place, len(new_ids) - 1)
             message = {**message, "tool_call_id": new_ids[at]} if new_ids[at] is not None else message
-        result.append(message)
-    return result
+            place += 1
+        answered.append(message)
+    return answered

@@ -3,12 +3,15 @@
 Content decides, never a time or a path. Knows files and JSON; no torch, no transformers.
 """
 
+import errno
 import hashlib
 import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ... import UserError
 
 WHOLE_FILE_BYTES = 64 * 2**20
 BLOCK_BYTES = 64 * 2**10
@@ -22,23 +25,37 @@ def weights_sha256(files: Sequence[Path]) -> str:
     first 64 KiB), then all bytes of a file of at most 64 MiB, else 1,024 evenly spaced blocks
     of 64 KiB, the first and the last block among them. So at most 64 MiB of a file are read. A
     change of a large file that touches none of the blocks keeps the fingerprint; another
-    training, quantisation or merge changes nearly every byte.
+    training, quantisation or merge changes nearly every byte. Raises UserError for a file that
+    cannot be read.
     """
     digest = hashlib.sha256()
     for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            digest.update(read_header(file, path, size))
-            if size <= WHOLE_FILE_BYTES:
-                file.seek(0)
-                while block := file.read(2**20):
-                    digest.update(block)
-                continue
-            for i in range(NUM_BLOCKS):
-                file.seek((size - BLOCK_BYTES) * i // (NUM_BLOCKS - 1))
-                digest.update(file.read(BLOCK_BYTES))
+        try:
+            add_file(digest, path)
+        except OSError as error:
+            raise UserError(
+                f"reading {str(path)!r} failed: {error.strerror or error} "
+                f"({errno.errorcode.get(error.errno or 0, 'unknown error')})",
+                "tensor files that you may read, on a disk that gives them back",
+                "check rights, mount, the disk and its log, or copy the target again",
+            ) from error
     return digest.hexdigest()
+
+
+def add_file(digest: "hashlib._Hash", path: Path) -> None:
+    """Hashes what `weights_sha256` says of one file."""
+    size = path.stat().st_size
+    digest.update(f"{path.name}\0{size}\0".encode())
+    with path.open("rb") as file:
+        digest.update(read_header(file, path, size))
+        if size <= WHOLE_FILE_BYTES:
+            file.seek(0)
+            while block := file.read(2**20):
+                digest.update(block)
+            return
+        for i in range(NUM_BLOCKS):
+            file.seek((size - BLOCK_BYTES) * i // (NUM_BLOCKS - 1))
+            digest.update(file.read(BLOCK_BYTES))
 
 
 def read_header(file: Any, path: Path, size: int) -> bytes:

@@ -29,7 +29,7 @@ HELD_OUT_SHARE = 1 / 64
 TIMED = ("prepare", "extract", "train", "evaluate")
 RESUMED = ("extract", "train")  # begun again, these go on where they were; the others start over
 EXACT = "dtype=float32"
-"""Of all that the target does: its bfloat16 logits tie so often that most answers differ at one, whatever is drafted."""
+"""Of all that the target does: its bfloat16 logits tie so often that most answers would differ at one."""
 ANSWER_TOKENS = 2**19  # padded tokens of one generation batch, 12 GB of cache; few and large batches go fastest
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from dflash_offline.extract.lines.inputs import chunks
 from dflash_offline.extract.pool import LATER, WANTS_WORK, Deal, Done, num_processes
 from dflash_offline.extract.prepare import prepare
 from dflash_offline.extract.rejected import LINE, NOTE, TURN, count_rejected
+from processes import children, wait_until
 
 NUM_LINES = 6000
 
@@ -62,7 +62,7 @@ def test_a_killed_worker_ends_the_run(source: Path, tmp_path: Path, case_target:
     line = ["prepare", str(source), "--target", str(case_target()), "--out", str(tmp_path / "data")]
     command = [sys.executable, "-m", "dflash_offline.cli", *line, "--set", "processes=2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        os.kill(first_child(running.pid), signal.SIGKILL)
+        os.kill(first_worker(running.pid), signal.SIGKILL)
         _, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "killed by SIGKILL" in err
@@ -70,14 +70,11 @@ def test_a_killed_worker_ends_the_run(source: Path, tmp_path: Path, case_target:
     assert not list(tmp_path.iterdir())
 
 
-def first_child(pid: int) -> int:
-    """Its first child, when there is one; the limit is the test's, not the command's."""
-    limit = time.monotonic() + 60
-    while time.monotonic() < limit:
-        if found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            return int(found[0])
-        time.sleep(0.01)
-    raise AssertionError("no child process appeared")
+def first_worker(pid: int) -> int:
+    """Its first worker, when there is one; the limit is the test's, not the command's."""
+    found: dict[int, str] = {}
+    assert wait_until(lambda: found.update(children(pid, "prepare")) or found, 120.0), "no worker appeared"
+    return min(found)
 
 
 def test_outcomes_are_taken_in_order_and_memory_is_bounded(source: Path) -> None:

@@ -268,6 +268,20 @@ def test_odd_values_of_a_table_cost_their_own_row_at_most(tmp_path: Path, case_t
         assert (counts["lines_in"], counts["left_out"]) == (3, left_out)
 
 
+def test_a_reason_of_several_lines_is_told_in_one(tmp_path: Path, case_target: Any, character_tokenizer: Any) -> None:
+    """numpy prints an array over lines, and a template may say what it likes."""
+    pq.write_table(pa.table({"input_ids": [[float(token) for token in range(40)]]}), tmp_path / "in.parquet")
+    target = shutil.copytree(case_target(), tmp_path / "target")
+    character_tokenizer("{{ raise_exception('two\nlines') }}").save_pretrained(target)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "q", "completion": "a"}))
+    for name, says in (("in.parquet", "array"), ("in.jsonl", "two lines")):
+        for strict in (False, True):
+            config = PrepareConfig(target=str(target), out=str(tmp_path / "data"), strict=strict)
+            with pytest.raises(UserError, match=says) as caught:
+                prepare(config, [str(tmp_path / name)])
+            assert len(str(caught.value).splitlines()) == 3
+
+
 def test_a_folder_with_other_things_is_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     assert run([tokens(1)]).is_new, "an empty folder is a free name"

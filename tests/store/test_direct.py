@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -197,10 +198,34 @@ def test_a_write_cut_inside_a_block_is_repeated_from_the_block(tmp_path: Path, m
         file.write(data)
         monkeypatch.undo()
     assert (tmp_path / "a").read_bytes() == data
-    with pytest.raises(UserError, match="ENOSPC"), DirectFile(tmp_path / "b") as file:
-        monkeypatch.setattr(os, "pwrite", lambda *_: 100)
-        file.write(data)
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_disk_that_is_full_inside_a_block_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fill(fd: int, data: memoryview, offset: int) -> int:
+        if len(data) % BLOCK_BYTES:
+            raise OSError(code, os.strerror(code))
+        return 100
+
+    with pytest.raises(UserError, match=errno.errorcode[code]), DirectFile(tmp_path / "b") as file:
+        monkeypatch.setattr(os, "pwrite", fill)
+        file.write(bytes(10 * BLOCK_BYTES))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_limit_inside_a_block_is_no_full_disk(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(UserError, match="EFBIG") as caught, DirectFile(tmp_path / "b") as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20 + 100, limits[1]))
+        try:
+            file.write(bytes(2**21))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "ulimit -f" in str(caught.value)
+    assert os.listdir(tmp_path) == []
 
 
 STEPS = ("pwrite", "ftruncate", "fdatasync", "replace", "fsync")
@@ -241,7 +266,7 @@ def test_what_direct_files_do_not_do(tmp_path: Path) -> None:
 
 
 PEAK = """
-import resource, sys
+import sys
 from pathlib import Path
 import numpy as np
 from dflash_offline.store.geometry import SegmentGeometry
@@ -251,8 +276,8 @@ codec, num_files = sys.argv[2], int(sys.argv[3])
 geometry = SegmentGeometry(positions=1024, taps=5, hidden=1024, codec_name=codec)
 planes = np.random.default_rng(0).integers(0, 2**14, size=(5, 1000, 1024), dtype=np.uint16)
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak() -> int:  # not by getrusage: that begins with what the parent has taken
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 if codec == "zstd":
     import numcodecs.blosc

@@ -284,27 +284,36 @@ def test_a_snapshot_is_what_is_committed(tmp_path: Path, small: ModuleType) -> N
 def test_readers_beside_a_running_writer(
     tmp_path: Path, small: ModuleType, program: list[str], python_environment: dict[str, str]
 ) -> None:
-    """Each reader sees whole segments only, and goes on seeing those that were there when it opened."""
+    """Each reader sees whole segments only, and goes on seeing those that were there when it opened.
+
+    Every other segment is left to a second writer, so that none, some and all are seen however fast they are.
+    """
     store_dir, manifest, plan = small.make_store(tmp_path, 60, fill=False)
-    command = [*program, str(store_dir), str(tmp_path / "data"), "0", "1"]
     planned = plan.to_pylist()
-    old, sizes = None, set()
-    with subprocess.Popen(command, env=python_environment, stdout=subprocess.PIPE) as writer:
-        is_running = True
-        while is_running:
-            is_running = writer.poll() is None
-            with StoreReader(store_dir, partial=True, threads=2) as reader:
-                done = set(reader.samples.segment.tolist())
-                assert done == set(reader.file_bytes)
-                assert len(reader) == sum(row["segment"] in done for row in planned)
-                for sample_id, states in list(read_all(reader).items())[-4:]:
-                    assert np.array_equal(states, small.states(sample_id, states.shape[1]))
-                if old is not None:
-                    assert reader.snapshot_of(old[0]) == old[1]
-                old = done, reader.snapshot
-                sizes.add(len(done))
-    assert writer.returncode == 0
-    assert max(sizes) == manifest.num_segments
+    seen: list[tuple[set[int], str]] = []
+
+    def look() -> None:
+        with StoreReader(store_dir, partial=True, threads=2) as reader:
+            done = set(reader.samples.segment.tolist())
+            assert done == set(reader.file_bytes)
+            assert len(reader) == sum(row["segment"] in done for row in planned)
+            for sample_id, states in list(read_all(reader).items())[-4:]:
+                assert np.array_equal(states, small.states(sample_id, states.shape[1]))
+            for old, snapshot in seen[-1:]:
+                assert reader.snapshot_of(old) == snapshot
+            seen.append((done, reader.snapshot))
+
+    look()
+    for rank in ("0", "1"):
+        command = [*program, str(store_dir), str(tmp_path / "data"), rank, "2"]
+        with subprocess.Popen(command, env=python_environment, stdout=subprocess.DEVNULL) as writer:
+            is_running = True
+            while is_running:
+                is_running = writer.poll() is None
+                look()
+        assert writer.returncode == 0
+    sizes = {len(done) for done, _ in seen}
+    assert (min(sizes), max(sizes)) == (0, manifest.num_segments)
     assert len(sizes) > 2
 
 

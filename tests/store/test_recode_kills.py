@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,7 +80,8 @@ class Killer:
         if run.poll() is not None or not is_alive(victim):
             assert run.communicate(timeout=LIMIT_S) is not None
             return False
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended by itself just now
+            os.kill(victim, signal.SIGKILL)
         _, err = run.communicate(timeout=LIMIT_S)
         if run.returncode == 0:
             return False
@@ -90,7 +92,7 @@ class Killer:
             assert run.returncode == 1
             assert f"{family[victim]} was killed by SIGKILL" in err
             assert "are committed and safe" in err
-        assert wait_until(lambda: not any(is_alive(pid) for pid in family), 5.0), "a process was left behind"
+        assert wait_until(lambda: not any(is_alive(pid) for pid in family), LIMIT_S), "a process was left behind"
         return True
 
 

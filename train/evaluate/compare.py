@@ -13,7 +13,15 @@ import numpy as np
 from ... import UserError
 from .acceptance import format_number
 from .evaluate_report import FORMAT, OFFLINE
-from .evaluation_file import EVALUATION_NAME, prompts_of, read_evaluation
+from .evaluation_file import (
+    EVALUATION_NAME,
+    KEPT,
+    is_count,
+    prompts_of,
+    read_evaluation,
+    strange,
+    strange_key,
+)
 from .intervals import Interval, bootstrap, interval_text, ratio_interval
 
 SAME = {
@@ -25,6 +33,13 @@ SAME = {
     "top_k": "one way of sampling",
 }
 """Facts that two results share, or they measure different things; a result that lacks one lacks it for both."""
+NEEDED = {
+    "run": lambda value: isinstance(value, str),
+    "step": lambda value: value is None or is_count(value),
+    "intervals": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("block_size", "num_measured"), is_count),
+}
+"""What else is printed of a result."""
 COMPARED = ("acceptance_length", "acceptance_length_cycles")
 SHOWN_NAMES = 5
 FEWEST = 8  # conversations of a verdict: of 2, intervals of equal drafters leave 0 out in 48 % of exams, of 8 in 5 %
@@ -105,7 +120,7 @@ class CompareReport:
 
 def step_text(side: Mapping[str, Any]) -> str:
     """The step of a run's checkpoint; a drafter's folder has none."""
-    return "" if side["step"] is None else f", step {side['step']}"
+    return "" if side.get("step") is None else f", step {side['step']}"
 
 
 def compare(first: str, second: str) -> CompareReport:
@@ -158,6 +173,8 @@ def read_side(given: str) -> dict[str, Any]:
             f"format {FORMAT}",
             "evaluate again",
         )
+    if name := strange_key(result, NEEDED):
+        raise strange(path, name, result.get(name))
     return result
 
 
@@ -166,10 +183,8 @@ def measured(side: Mapping[str, Any], where: str) -> dict[Key, Prompt]:
 
     No drafter changes that length: where it differs, two stores hold two answers to one prompt.
     """
-    is_offline = side["mode"] == OFFLINE
-    return {
-        (*key, prompt["num_tokens"] if is_offline else None): prompt for key, prompt in prompts_of(side, where).items()
-    }
+    is_offline, found = side["mode"] == OFFLINE, prompts_of(side, where, (*KEPT, "task", "conversation"))
+    return {(*key, prompt["num_tokens"] if is_offline else None): prompt for key, prompt in found.items()}
 
 
 def require_comparable(first: str, second: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:

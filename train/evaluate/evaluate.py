@@ -66,7 +66,7 @@ def evaluate(
     device = pick_device(config.device)
     dtype = torch.float32 if device.type == "cpu" or config.tap_dtype == "float32" else None
     examined = load_examined(run_dir, config, device, dtype)
-    drafter, facts = examined.drafter, examined.facts
+    drafter, facts, upcoming = examined.drafter, examined.facts, next_command(run_dir, examined)
     torch.set_num_threads(cpu_threads(facts.spec.hidden_size))
     settings = {
         "target": config.target or facts.target.get("name", "not named"),
@@ -89,7 +89,7 @@ def evaluate(
         comparison=comparison,
         settings=settings | own,
         left_out=left_out,
-        next_command=next_command(run_dir, examined),
+        next_command=upcoming,
     )
     if examined.step is not None and config.prompts is None:  # no earlier exams are in a folder
         report = dataclasses.replace(report, prediction=foretold(run_dir, report.as_dict()))
@@ -208,11 +208,12 @@ def require_same_target(facts: Facts, found: Mapping[str, Any], where: str) -> N
     """Raises UserError, naming what differs with both values, unless it is the run's target."""
     for name in IDENTITY:
         if name in facts.target and found[name] != facts.target[name]:
-            own = facts.target.get("name", "one that the folder does not name")
+            known = facts.target.get("name")
+            own = f"{known!r}" if known is not None else "one that its folder does not name,"
             raise UserError(
                 f"the {where} has {name} {found[name]}, the drafter was trained for another target: "
-                f"{own!r} with {name} {facts.target[name]}",
+                f"{own} with {name} {facts.target[name]}",
                 "the target whose states the drafter was trained on",
-                f"give {own!r}, or another drafter",
+                f"give {'that target' if known is None else own}, or another drafter",
             )
     require_taps_in_range(facts.spec, found["num_layers"], where)

@@ -4,7 +4,7 @@ Knows names and JSON, not what the numbers mean; no torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # 
 PER_PROMPT = "per_prompt"
 MARKS = ("mode", "definitions")  # keys that every result has
 KEPT = ("name", "prompt_sha256", "num_cycles", "num_tokens")  # keys that are read of a prompt
+COUNTS = ("num_cycles", "num_tokens")  # the others are texts
+MOST_COUNT = 2**53
 
 
 def result_path(run_dir: Path, out: str | None, is_offline: bool) -> Path:
@@ -66,8 +68,10 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     return found
 
 
-def prompts_of(result: Mapping[str, Any], where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The measured prompts of a result, by their names and the digests of what was asked.
+def prompts_of(
+    result: Mapping[str, Any], where: str, keys: Sequence[str] = KEPT
+) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The measured prompts of a result, each with these keys, by their names and the digests of what was asked.
 
     Raises UserError for a result that does not keep them, or keeps too little of one.
     """
@@ -78,10 +82,65 @@ def prompts_of(result: Mapping[str, Any], where: str) -> dict[tuple[str, str], M
             "evaluate again",
         )
     for number, prompt in enumerate(result[PER_PROMPT]):
-        if missing := [key for key in KEPT if not isinstance(prompt, dict) or key not in prompt]:
+        if missing := [key for key in keys if not isinstance(prompt, dict) or key not in prompt]:
             raise UserError(
                 f"{where!r} says no {missing[0]} of its prompt {number}",
-                f"the keys {', '.join(KEPT)}",
+                f"the keys {', '.join(keys)}",
+                "evaluate again",
+            )
+        if wrong := [key for key in keys if not is_kept_as(key, prompt[key])]:
+            raise UserError(
+                f"{where!r} says {wrong[0]} = {prompt[wrong[0]]!r} of its prompt {number}",
+                "the result as `dflash evaluate` wrote it",
                 "evaluate again",
             )
     return {(prompt["name"], prompt["prompt_sha256"]): prompt for prompt in result[PER_PROMPT] if prompt["num_cycles"]}
+
+
+def is_kept_as(key: str, value: Any) -> bool:
+    """Whether a value is what results hold under a key of a prompt: a count, or a text."""
+    return is_count(value) if key in COUNTS else isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MOST_COUNT
+
+
+def strange_key(result: Mapping[str, Any], needed: Mapping[str, Callable[[Any], bool]]) -> str | None:
+    """A key that holds something else than results hold there; None where all are as written.
+
+    Looked at are what a result says as a whole and by task, and the keys of `needed` by their rules.
+    """
+    found = strange_measure(result)
+    if found is not None:
+        return found
+    if not isinstance(result["definitions"], dict):
+        return "definitions"
+    tasks = result.get("by_task") or {}
+    if not isinstance(tasks, dict) or any(not isinstance(t, dict) or strange_measure(t) for t in tasks.values()):
+        return "by_task"
+    return next((name for name, rule in needed.items() if not rule(result.get(name))), None)
+
+
+def strange_measure(part: Mapping[str, Any]) -> str | None:
+    """The same for the numbers of all prompts or of a task, which may be missing."""
+    intervals = part.get("intervals") or {}
+    interval = intervals.get("acceptance_length") if isinstance(intervals, dict) else ()
+    is_pair = isinstance(interval, list) and len(interval) == 2 and all(map(is_finite, interval))
+    length, count = part.get("acceptance_length"), part.get("num_measured")
+    rules = {
+        "acceptance_length": length is None or is_finite(length),
+        "intervals": interval is None or is_pair,
+        "num_measured": count is None or is_count(count),
+    }
+    return next((name for name, is_sound in rules.items() if not is_sound), None)
+
+
+def strange(path: Path, name: str, value: Any) -> UserError:
+    return UserError(
+        f"{str(path)!r} has {name} = {value!r:.200}", "the result as `dflash evaluate` wrote it", "evaluate again"
+    )

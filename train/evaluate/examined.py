@@ -14,7 +14,7 @@ import torch
 from ... import UserError
 from ..checkpoint import find_step, load_drafter
 from ..drafter import Drafter
-from ..export.folders import DrafterFolder, is_run, read_drafter_folder, read_folder
+from ..export.folders import DrafterFolder, is_run, read_drafter_folder, read_folder, require_run_for_checkpoint
 from ..facts import RunFacts
 from ..order import ALL
 from ..spec import DrafterSpec
@@ -56,6 +56,7 @@ def load_examined(
         step = find_step(path, config.checkpoint)
         drafter, facts = load_drafter(path, str(step), device, dtype)
         return Examined(drafter=drafter, facts=facts, step=step)
+    require_run_for_checkpoint(path, config)
     require_given(read_folder(path), config)
     folder, tensors = read_drafter_folder(path)
     drafter = Drafter(folder.spec)

@@ -164,7 +164,7 @@ def question_of(value: Line, stem: str) -> Question:
         raise ValueError(f"fits {len(names)} formats, {' and '.join(names)}: keys {sorted(line)!r:.200}")
     label = next((str(line[key]) for key in LABELS if key in line), None)
     named = line.get("task", line.get("category"))
-    named = None if named is None else " ".join(str(named).split())
+    named = None if named is None else one_line(str(named))
     if not found:
         answer = line.get("answer")
         if isinstance(answer, int | float) and not isinstance(answer, bool):
@@ -178,6 +178,11 @@ def question_of(value: Line, stem: str) -> Question:
     asked = {key: line[key] for key in BESIDE if key in line} | {"messages": [user(turns[0])]}
     task = named if named is not None else found[0].task or stem
     return Question(found[0].name, asked, tuple(turns[1:]), task, label, None)
+
+
+def one_line(text: str) -> str:
+    """A text of a user's file as it is shown: on one line, without letters that move a cursor or hide others."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def user(text: str) -> dict[str, str]:

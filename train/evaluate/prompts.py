@@ -17,7 +17,7 @@ import numpy as np
 from ... import UserError
 from ...store.reader import StoreReader
 from .acceptance import AnswerCycles, Cycle
-from .formats import Question, question_of, user
+from .formats import Question, one_line, question_of, user
 
 STANDARD = "standard"  # the name of the packaged prompts
 PACKAGED = Path(__file__).parent / "prompts-standard.jsonl"
@@ -157,7 +157,7 @@ def first_turn(question: Question, name: str, ids_of: IdsOf) -> Prompt:
 
 def shown(label: str) -> str:
     """A label on one line, cut where it is long; the file and the line tell prompts apart without it."""
-    line = " ".join(label.split())
+    line = one_line(label)
     return line if len(line) <= LABEL_LENGTH else f"{line[: LABEL_LENGTH - 3]}..."
 
 

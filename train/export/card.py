@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ..evaluate.formats import one_line
 from ..facts import RunFacts
 from ..kinds import describe
 from ..spec import DrafterSpec
@@ -113,4 +114,9 @@ def exam_row(name: str, part: Mapping[str, Any]) -> str:
     interval = (part.get("intervals") or {}).get("acceptance_length")
     shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
     count = part.get("num_measured", part.get("num_prompts", ""))
-    return f"| {name or '(none)'} | {part['acceptance_length']:.2f} | {shown} | {count} |"
+    return f"| {cell_text(name) or '(none)'} | {part['acceptance_length']:.2f} | {shown} | {count} |"
+
+
+def cell_text(text: str) -> str:
+    """A task's name, from a file of prompts, as a cell of a table."""
+    return one_line(text).replace("|", "\\|")

@@ -15,18 +15,25 @@ from torch import Tensor
 
 from ... import UserError
 from ...store.size import human_bytes
-from ..checkpoint import find_step, load_drafter
-from ..evaluate.evaluation_file import EVALUATION_NAME, read_evaluation
+from ..checkpoint import checkpoint_dir, find_step, load_drafter
+from ..evaluate.evaluation_file import EVALUATION_NAME, is_count, read_evaluation, strange, strange_key
 from ..spec import DrafterSpec
 from .card import CardFacts, converted_rows, model_card, shown_target, training_rows
 from .config import SPECULATORS, ExportConfig
-from .folders import is_run, read_drafter_folder
+from .folders import is_run, read_drafter_folder, require_run_for_checkpoint
 from .formats import ZLAB, config_of, spec_of
 from .inherited import require_known
 from .serving import engine_name, is_packaged, missing_keys, require_served, serving_commands, serving_notes
 from .tensors import CONFIG_NAME, TENSORS_NAME, check_tensors, num_parameters, require_finite, tensors_sha256
 from .write import require_export_folder, write_folder
 
+ON_CARD = {
+    **dict.fromkeys(("num_prompts", "max_new_tokens"), is_count),
+    "num_equal": lambda value: value is None or is_count(value),
+    "definitions": lambda value: isinstance(value.get("acceptance_length"), str),
+    "decoding": lambda value: value is None or isinstance(value, str),
+}
+"""What the card says of an exam, beside its lengths."""
 ReadTarget = Callable[[str], Mapping[str, Any]]
 
 
@@ -38,6 +45,7 @@ class Source:
     state: Mapping[str, Tensor]
     target: Mapping[str, Any]
     training: list[tuple[str, str]]
+    folder: Path | None = None  # of the run or the drafter
     step: int | None = None  # of a run
     exam: Mapping[str, Any] | None = None
 
@@ -142,7 +150,7 @@ def checked_config(out: Path, served: str, source: Source) -> dict[str, Any]:
     assert again == spec, f"{CONFIG_NAME} reads back as {again}, the drafter is {spec}"
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     check_tensors(out, spec, shapes, {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()})
-    require_finite(out, state)
+    require_finite(source.folder or out, state)
     return content
 
 
@@ -168,6 +176,7 @@ def source_of_run(run_dir: Path, config: ExportConfig, dtype: torch.dtype | None
         state=drafter.state_dict(),
         target=facts.target if config.target is None else {**facts.target, "name": findable(config.target)},
         training=training_rows(facts, step),
+        folder=checkpoint_dir(run_dir, step),
         step=step,
         exam=decoded_exam(run_dir, step),
     )
@@ -185,6 +194,7 @@ def source_of_folder(
 
     Raises UserError where neither the folder nor `config.target` says what the format wants to know of the target.
     """
+    require_run_for_checkpoint(folder, config)
     found, tensors = read_drafter_folder(folder)
     spec, target = found.spec, found.target
     if config.target is not None and read_target is not None:
@@ -203,13 +213,21 @@ def source_of_folder(
         state={name: tensor if dtype is None else tensor.to(dtype) for name, tensor in tensors.items()},
         target=target,
         training=converted_rows(found.layout, tensors_sha256(folder)),
+        folder=folder,
     )
 
 
 def decoded_exam(run_dir: Path, step: int) -> dict[str, Any] | None:
-    """The run's evaluation.json, where it is of this step and of real decoding. Raises UserError when it is broken."""
+    """The run's evaluation.json, where it is of this step and of real decoding. Raises UserError when it is broken.
+
+    Checked is what the card says of it.
+    """
     path = run_dir / EVALUATION_NAME
     if not path.exists():
         return None
     exam = read_evaluation(path)
-    return exam if exam.get("step") == step and exam.get("mode") == "decoded" else None
+    if exam.get("step") != step or exam.get("mode") != "decoded":
+        return None
+    if exam.get("acceptance_length") is not None and (name := strange_key(exam, ON_CARD)):
+        raise strange(path, name, exam.get(name))
+    return exam

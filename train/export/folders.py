@@ -62,6 +62,17 @@ def is_run(path: Path) -> bool:
     return (path / "run.json").is_file() or not (path / CONFIG_NAME).is_file()
 
 
+def require_run_for_checkpoint(folder: Path, config: Any) -> None:
+    """Raises UserError for a checkpoint beside a drafter's folder; `config` is one with that field."""
+    usual = type(config)().checkpoint
+    if config.checkpoint != usual:
+        raise UserError(
+            f"checkpoint = {config.checkpoint!r} does nothing with the drafter's folder {str(folder)!r}",
+            "a run, which has several, or a folder, which holds one drafter",
+            "drop --checkpoint, or give the run",
+        )
+
+
 def read_folder(path: Path) -> DrafterFolder:
     """The folder without a tensor's bytes.
 

@@ -28,7 +28,8 @@ def write_folder(out: Path, content: Mapping[str, Any], state: Mapping[str, Tens
     Raises UserError for a folder that holds anything else, and when the disk fails.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
-    aside = temporary_path(out.absolute())
+    place = out.resolve()  # a link to an empty folder stays one; what it names is replaced
+    aside = temporary_path(place)
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
@@ -38,7 +39,7 @@ def write_folder(out: Path, content: Mapping[str, Any], state: Mapping[str, Tens
         publish(aside / CARD_NAME, card.encode())
         if is_equal(out, aside):
             return False
-        os.rename(aside, out)  # replaces an empty folder, never one that holds something
+        os.rename(aside, place)  # replaces an empty folder, never one that holds something
         fsync_folder(aside.parent)
         return True
     except OSError as error:

@@ -1,5 +1,7 @@
 """The command `dflash report`: reads runs or a sweep, writes the page and the pictures."""
 
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from .run_folder import RunFolder, read_run
 from .series import run_charts
 from .sweep_folder import Comparison, is_sweep, read_comparison, read_runs
 
-PAGE_NAME = "report.html"
+PAGE_NAME, PICTURE_ENDING = "report.html", ".png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,12 @@ def report(folders: Sequence[Path], out: Path | None, *, has_page: bool, has_pic
         raise UserError(
             "report was asked for neither a page nor pictures",
             "--html for a page, --png for pictures, or both",
-            f"`dflash inspect {folders[0]}` prints a run as text",
+            f"`dflash inspect {shlex.quote(str(folders[0]))}` prints a run as text",
         )
     path = out or (folders[0] / PAGE_NAME if len(folders) == 1 else Path(PAGE_NAME))
     shown = read(folders)
+    if has_pictures:
+        require_pictures(pictures_dir(path))
     if has_page:
         require_page(path)
         page = comparison_page(shown) if isinstance(shown, Comparison) else run_page(shown)
@@ -81,6 +85,24 @@ def charts_of(shown: RunFolder | Comparison) -> list[Chart]:
 def pictures_dir(path: Path) -> Path:
     """The folder of the pictures beside a page."""
     return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
+
+
+def require_pictures(folder: Path) -> None:
+    """Raises UserError where something other than pictures lies in their folder: a run, a store, an export."""
+    expected, advice = "a new folder, or one of earlier pictures", "name another page with --out"
+    told = f"the pictures would go into {str(folder)!r}, which"
+    if not folder.is_dir():
+        if os.path.lexists(folder):
+            raise UserError(f"{told} is no folder", expected, advice)
+        return
+    strange = sorted(path.name for path in folder.iterdir() if not is_picture(path.name))
+    if strange:
+        raise UserError(f"{told} holds {strange[0]!r}", expected, advice)
+
+
+def is_picture(name: str) -> bool:
+    """A picture, also one whose writing was cut off."""
+    return name.endswith(PICTURE_ENDING) or f"{PICTURE_ENDING}.tmp." in name
 
 
 def require_page(path: Path) -> None:

@@ -223,11 +223,18 @@ def value_text(value: Any) -> str:
 def commands(run: RunFolder) -> list[str]:
     """What is typed next: the rest of the run, the exams, the export."""
     own = shlex.quote(str(run.run_dir))
-    again = [] if run.state == FINISHED else [f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}"]
+    again = [] if run.state == FINISHED else [again_command(run)]
     if not run.checkpoints:
         return again
     export = f"{export_command(run.run_dir, run.best_exam() is not None)} --out {EXPORT_FOLDER}"
     return [*again, f"dflash evaluate {own} --offline", f"dflash evaluate {own}", export]
+
+
+def again_command(run: RunFolder) -> str:
+    """The command that goes on with the run, also past the step where `stop_at` ended it."""
+    is_at_its_stop = run.config is not None and run.config.stop_at == run.metrics.last_step
+    past = " --set stop_at=none" if is_at_its_stop else ""
+    return f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}{past}"
 
 
 def exam_rows(

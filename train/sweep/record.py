@@ -128,13 +128,15 @@ def read_sweep(folder: Path) -> Sweep | None:
             names = [f.name for f in dataclasses.fields(RunRecord)]
             runs = [RunRecord(**{name: run[name] for name in names}) for run in values["runs"]]
             sweep = Sweep(folder=folder, runs=runs, **{name: values[name] for name in SAVED if name != "runs"})
-            require_sound(sweep)
+            require_sound(sweep, STATES)
             return sweep
     except OSError as error:
         raise storage_error(error, path) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{str(path)!r} is broken: {type(error).__name__}: {error}", "the record of a sweep", "take another --out"
+            f"{str(path)!r} is broken: {type(error).__name__}: {error}".replace("\n", " "),
+            "the record of a sweep, as it was written",
+            "copy it again, or take another --out",
         ) from error
     raise UserError(
         f"{str(path)!r} has format {found!r}", f"format {FORMAT}", "use the version of this package that wrote it"

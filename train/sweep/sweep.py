@@ -62,7 +62,11 @@ def sweep(config: SweepConfig, train: Mapping[str, Any], examine: Examine) -> Sw
         train_runs(config, known, devices)
         draw(known)
         if config.confirm:
-            confirm(config, known, devices[0], examine)
+            try:
+                confirm(config, known, devices[0], examine)
+            except UserError:
+                say(SweepReport(known).text())  # what was trained stands, whatever the target is missing
+                raise
     return SweepReport(known)
 
 

@@ -84,6 +84,22 @@ def test_texts_that_begin_alike_are_encoded_as_if_alone(
     assert Encoder(tokenizer).encode_all(texts) == expected
 
 
+def test_an_added_token_that_begins_with_another(character_tokenizer: Any) -> None:
+    """As the runs of line ends are that Gemma's tokenizers hold: the next text may go on inside of one."""
+    tokenizer = character_tokenizer("plain")
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3)])
+    texts = ["a\n\n<|im_end|>", "a\n\n\nb", "a\n\n\nb<|im_end|>\n<|im_start|>", "a\n\n\nb<|im_end|>\n\n"]
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert Encoder(tokenizer).encode_all(texts) == expected
+
+
+def test_special_tokens_that_the_tokenizer_splits_are_not_cut_at() -> None:
+    tokenizer = sentencepiece_like("always")
+    tokenizer.split_special_tokens = True
+    text = "a<|im_end|>b"
+    assert Encoder(tokenizer).encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 class CountingCore:
     """Passes calls to a tokenizers.Tokenizer and notes the texts."""
 

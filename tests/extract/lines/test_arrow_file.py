@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -115,3 +116,34 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
     else:
         pq.write_table(table, path)
     assert "has 2 columns named 'prompt'" in refused(path)
+
+
+def of_offsets(kind: pa.DataType, offsets: list[int], *more: Any) -> pa.Array:
+    """Two values of a kind with offsets, whatever these are."""
+    children = [one for one in more if isinstance(one, pa.Array)]
+    buffers = [one for one in more if not isinstance(one, pa.Array)]
+    places = pa.py_buffer(np.array(offsets, np.int32))
+    return pa.Array.from_buffers(kind, 2, [None, places, *buffers], children=children)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        of_offsets(pa.string(), [0, 1_000_000_000, 3], pa.py_buffer(b"abc")),
+        of_offsets(pa.list_(pa.int64()), [0, -5, 3], pa.array([1, 2, 3])),
+        pa.DictionaryArray.from_arrays(pa.array([0, 7]), pa.array(["a"]), safe=False),
+    ],
+    ids=["text", "list", "dictionary"],
+)
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_a_batch_that_leads_out_of_its_buffers_is_refused(tmp_path: Path, kind: str, column: pa.Array) -> None:
+    """Reading such rows took the process down."""
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"prompt": column})
+    with (pa.ipc.new_file if kind == "file" else pa.ipc.new_stream)(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    path = tmp_path / "x.arrow"
+    path.write_bytes(sink.getvalue().to_pybytes())
+    with pytest.raises(UserError, match="cannot be read: In column 0") as caught:
+        list(read_lines(path))
+    assert len(str(caught.value).splitlines()) == 3

@@ -122,9 +122,17 @@ def test_a_message_without_content_is_no_empty_one(role: str, rest: dict[str, An
         assert all(repr(name) in caught.value.detail for name in rest if name != "content")
 
 
+@pytest.mark.parametrize("rest", [{}, {"content": None}, {"tool_calls": [CALL]}])
+def test_an_answer_under_the_name_of_a_part_is_no_empty_one(rest: dict[str, Any]) -> None:
+    """The answers after it would follow an empty one that nobody gave."""
+    for role in ({"role": "assistant"}, {"from": "gpt"}):
+        with pytest.raises(LeftOut, match="no content"):
+            understand({"messages": [ASKED, {**role, "text": "a", **rest}, ASKED, SAID]})
+
+
 def test_content_that_may_be_empty() -> None:
     assert understand({"messages": [{"role": "user", "content": ""}]}).content == Chat([{**ASKED, "content": ""}], None)
-    for rest in ({}, {"content": None}, {"text": "a"}):
+    for rest in ({}, {"content": None}, {"text": " "}, {"refusal": "No."}):
         content = understand({"messages": [ASKED, {"role": "assistant", **rest}]}).content
         assert isinstance(content, Chat)
         assert content.messages[1]["content"] == ""

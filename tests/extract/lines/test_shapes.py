@@ -53,6 +53,8 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         },
         {"messages": [{**ASKED, "images": []}, {**SAID, "reasoning_content": " ", "thinking": ""}]},
         {"messages": [ASKED, SAID], "chat_template_kwargs": "{}"},
+        {"messages": [ASKED, SAID], "conversations": [], "prompt": "", "instruction": " ", "output": ""},
+        {"messages": [], "conversation": "", "prompt": "q", "completion": "a", "response": "", "output": []},
     ],
 )
 def test_one_chat_in_many_shapes(value: dict[str, Any]) -> None:

@@ -129,6 +129,16 @@ def test_parallel_results_keep_their_calls_whatever_their_order() -> None:
         assert [message["tool_call_id"] for message in asked[1][-2:]] == ids
 
 
+def test_results_that_no_id_tells_apart_go_by_their_order() -> None:
+    """Calls without ids, or all of one, and a system message before their results."""
+    made = [call("f", "{}", "m1"), call("g", "{}", "m2")]
+    for number in ("", "same"):
+        theirs = [call("f", "{}", number), call("g", "{}", number)]
+        given = [{"role": "system", "content": "s"}, result("of f", number), result("of g", number)]
+        _, asked = talk([user("q"), assistant("", *theirs), *given], [assistant("", *made), "done"])
+        assert [message["tool_call_id"] for message in asked[1][-2:]] == ["m1", "m2"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -10,7 +10,7 @@ from dflash_offline.extract.regenerate.endpoints import EndpointPool, NoEndpoint
 from dflash_offline.settings import UserError, resolve
 
 
-def make_pool(num: int = 2, concurrency: int = 4, first_wait_s: float = 0.01, give_up_s: float = 0.1) -> EndpointPool:
+def make_pool(num: int = 2, concurrency: int = 4, first_wait_s: float = 0.01, give_up_s: float = 60.0) -> EndpointPool:
     urls = [f"http://e{i}" for i in range(num)]
     return EndpointPool(urls, concurrency=concurrency, first_wait_s=first_wait_s, give_up_s=give_up_s)
 

@@ -21,7 +21,7 @@ from dflash_offline.store.files import FolderLock
 Config = Callable[..., RegenerateConfig]
 Questions = Callable[..., str]
 FILES = ("responses.jsonl", "left-out.jsonl", "regenerate.json")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 NUM_LINES = 80
 CONCURRENCY = 4
 

@@ -12,7 +12,7 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.launch import Dealer, extract, report
-from dflash_offline.extract.recorder import status_of
+from dflash_offline.extract.sent_batch import status_of
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.worker import require_same_target
 from dflash_offline.store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK

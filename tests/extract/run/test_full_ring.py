@@ -14,7 +14,16 @@ from dflash_offline.extract.launch import Dealer, report
 from dflash_offline.extract.recorder import Recorder
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import load_target
-from dflash_offline.extract.writing import NUM_SLOTS, Committed, Entry, Room, SegmentFiller, WriterProcess, Written
+from dflash_offline.extract.writing import (
+    BEAT_S,
+    NUM_SLOTS,
+    Committed,
+    Entry,
+    Room,
+    SegmentFiller,
+    WriterProcess,
+    Written,
+)
 from dflash_offline.store.writer import create_store
 from dflash_offline.watch import Channel
 
@@ -48,16 +57,23 @@ def test_the_bar_and_the_report_name_the_share_of_time_that_was_waited(
 
 
 def test_a_worker_waits_for_a_slot_and_counts_it(tmp_path: Path, whole_store: Path) -> None:
-    """The writer process is there, but every slot is out; one comes back after a while."""
+    """The writer process is there, but every slot is out; one comes back when the worker has waited for a beat."""
     ours, theirs = Pipe()
     with WriterProcess(Channel(theirs, "here"), whole_store, slot_bytes=64, device="cpu", stall_s=60.0) as writer:
         rooms = [writer.room((1, 1, 2, 32)) for _ in range(NUM_SLOTS)]
         assert sorted(room.slot for room in rooms) == list(range(NUM_SLOTS))
-        assert max(room.waited_s for room in rooms) < 0.2
-        threading.Timer(0.4, lambda: writer.note("writer", Written(rooms[2].slot))).start()
+        assert max(room.waited_s for room in rooms) < BEAT_S
+        was_beaten: list[bool] = []
+
+        def give_back() -> None:
+            was_beaten.append(ours.poll(60.0))
+            writer.note("writer", Written(rooms[2].slot))
+
+        threading.Thread(target=give_back).start()
         room = writer.room((1, 1, 1, 32))
+        assert was_beaten == [True]
         assert room.slot == rooms[2].slot
-        assert 0.3 < room.waited_s < 30.0
+        assert room.waited_s > 0.99 * BEAT_S
         room.rows.fill_(7)
         assert (writer.ring.slot(room.slot)[:32] == 7).all()
     ours.close()

@@ -42,7 +42,7 @@ def hold() -> Any:
 
     yield start
     for holder in holders:
-        holder.communicate(timeout=30.0)
+        holder.communicate(timeout=120.0)
 
 
 def num_commits(store: Path) -> int:
@@ -125,11 +125,11 @@ def test_a_share_that_is_held_is_refused(
     one = extract_here(make_config(data, store, shards=2, only="0"))
     hold(store, own)
     for shards, only in ((2, "1"), (3, "2")):
-        code, _, err = start_extract(one.config, shards=shards, options=("--only", only)).end(limit_s=60.0)
+        code, _, err = start_extract(one.config, shards=shards, options=("--only", only)).end(limit_s=240.0)
         assert code == 1
         assert "are in part held by another launcher" in err
         assert len(err.split("error: ")[1].strip().splitlines()) == 3
-    code, _, err = start_extract(one.config, shards=2).end(limit_s=60.0)
+    code, _, err = start_extract(one.config, shards=2).end(limit_s=240.0)
     assert code == 1
     assert "is in use by process" in err
 

@@ -48,7 +48,7 @@ def test_case_c25_disk_full(
         extract(config)
     assert not store.exists()
 
-    code, _, err = start_extract(config, shards=2, options=("--no-space-check",)).end(limit_s=120.0)
+    code, _, err = start_extract(config, shards=2, options=("--no-space-check",)).end(limit_s=240.0)
     assert code == 1
     error = err[err.index("error:") :]
     assert "ENOSPC" in error
@@ -62,7 +62,7 @@ def test_case_c25_disk_full(
     assert not list(store.rglob("*.tmp.*"))
 
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    code, out, err = start_extract(config, shards=1).end(limit_s=120.0)
+    code, out, err = start_extract(config, shards=1).end(limit_s=240.0)
     assert code == 0, err
     assert f"{len(reader.file_bytes)} kept from before" in out
     assert content(store) == content(whole_store)

@@ -12,7 +12,7 @@ from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.copying import SideStream
 from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import extract
-from dflash_offline.extract.recorder import recorded_part
+from dflash_offline.extract.sent_batch import recorded_part
 from dflash_offline.extract.survey import Survey
 from dflash_offline.store.config import RecodeConfig
 from dflash_offline.store.integrity import verify

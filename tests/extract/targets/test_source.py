@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_smollm2_is_found_in_its_wheel_or_explained(tmp_path: Path, monkeypatch:
     (package / "SmolLM2.gguf").write_bytes(b"GGUF")
     for module in ("gguf", "accelerate"):
         (tmp_path / f"{module}.py").touch()
+    invalidate_caches()  # a folder that changes twice within a tick of the clock is not listed anew
     found = source.locate_smollm2()
     assert (found.name, found.folder, found.gguf) == ("smollm2", package, "SmolLM2.gguf")
 

@@ -56,6 +56,9 @@ def result(lengths, **changes):
     return report.as_dict() | {"mode": "decoded"} | changes
 
 
+PROMPT = {"name": "a", "prompt_sha256": "b", "num_cycles": 1, "num_tokens": 2, "task": "", "conversation": "a"}
+
+
 @pytest.fixture
 def write(tmp_path):
     def written(name, content):
@@ -192,6 +195,16 @@ def test_other_definitions_are_refused(write):
         ({"per_prompt": None}, "an earlier version wrote it"),
         ({"per_prompt": [{"name": "a", "prompt_sha256": "b", "num_cycles": 1}]}, "no num_tokens of its prompt 0"),
         ({"per_prompt": [7]}, "no name of its prompt 0"),
+        ({"per_prompt": [PROMPT | {"num_tokens": {}}]}, "num_tokens = {} of its prompt 0"),
+        ({"per_prompt": [PROMPT | {"num_cycles": True}]}, "num_cycles = True of its prompt 0"),
+        ({"per_prompt": [PROMPT | {"name": []}]}, r"name = \[\] of its prompt 0"),
+        ({"per_prompt": [PROMPT | {"task": 7}]}, "task = 7 of its prompt 0"),
+        ({"intervals": {"acceptance_length": [1.0]}}, "has intervals = "),
+        ({"intervals": 3}, "has intervals = 3"),
+        ({"acceptance_length": "2\n.0"}, "has acceptance_length = "),
+        ({"block_size": "8"}, "has block_size = '8'"),
+        ({"step": "4"}, "has step = '4'"),
+        ({"definitions": []}, "has definitions = "),
     ],
 )
 def test_what_is_no_result_of_this_version_is_refused(write, content, said):

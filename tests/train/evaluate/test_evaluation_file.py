@@ -87,6 +87,47 @@ def test_an_export_says_which_result_is_broken(lab, tiny_run, tmp_path, content)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_damaged_checkpoint_is_seen_before_the_exam(lab, tiny_run, tmp_path):
+    run_dir = tmp_path / "run"
+    lab.save_step(run_dir, lab.make_run(tiny_run.store, run_dir), 1)
+    next((run_dir / "checkpoints").glob("*/state.json")).write_text("{torn")
+    with pytest.raises(UserError, match=r"checkpoint .* cannot be read"):
+        evaluate(run_dir, EvaluateConfig(device="cpu"), open_nothing, read_nothing, read_nothing)
+
+
+EXAM = {
+    **{"mode": "decoded", "step": 1, "acceptance_length": 2.0, "num_prompts": 3, "num_equal": 3, "max_new_tokens": 8},
+    **{"definitions": {"acceptance_length": "tokens of a cycle"}, "by_task": {"a": {"acceptance_length": 2.0}}},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"by_task": 3.5},
+        {"by_task": {"a": {"acceptance_length": 2.0, "intervals": {"acceptance_length": [1.0, "x"]}}}},
+        {"intervals": {"acceptance_length": 5}},
+        {"acceptance_length": "2"},
+        {"definitions": {}},
+        {"max_new_tokens": None},
+        {"num_equal": "all"},
+    ],
+    ids=str,
+)
+def test_an_export_whose_card_would_say_something_strange_names_it(lab, tiny_run, tmp_path, change):
+    run_dir = tmp_path / "run"
+    lab.save_step(run_dir, lab.make_run(tiny_run.store, run_dir), 1)
+    config = ExportConfig(out=str(tmp_path / "out"), checkpoint="1")
+    (run_dir / "evaluation.json").write_text(json.dumps(EXAM | change))
+    with pytest.raises(UserError, match=rf"evaluation\.json' has {next(iter(change))} = ") as caught:
+        export(run_dir, config)
+    assert len(str(caught.value).splitlines()) == 3
+    assert not (tmp_path / "out").exists()
+    (run_dir / "evaluation.json").write_text(json.dumps(EXAM))
+    export(run_dir, config)
+    assert "| a | 2.00 |" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_result_is_read_back(tmp_path):
     (tmp_path / "x.json").write_text(RESULT)
     assert read_evaluation(tmp_path / "x.json") == json.loads(RESULT)

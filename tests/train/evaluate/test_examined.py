@@ -85,8 +85,9 @@ def test_a_folder_walks_a_store(tiny_run, folder, tmp_path):
         ({"out": "given", "store": "given"}, "does not say for which target"),
         ({"out": "given", "target": "tiny"}, "knows no store"),
         ({"out": "given", "offline": True}, "knows no store"),
+        ({"out": "given", "target": "tiny", "store": "given", "checkpoint": "3"}, "checkpoint = '3' does nothing with"),
     ],
-    ids=["out", "target", "prompts", "store"],
+    ids=["out", "target", "prompts", "store", "checkpoint"],
 )
 def test_what_a_folder_does_not_know_is_asked_for(tiny_run, folder, tmp_path, settings, told):
     places = {"out": str(tmp_path / "exam.json"), "store": str(tiny_run.store)}
@@ -114,6 +115,7 @@ def test_another_target_is_refused(tiny_run, folder, tmp_path, changes, told):
     with pytest.raises(UserError, match=told) as caught:
         examine(folder, Other(), **given)
     assert len(str(caught.value).splitlines()) == 3
+    assert "one that its folder does not name, with" in caught.value.happened
 
 
 @pytest.mark.parametrize("folder", ["speculators"], indirect=True)

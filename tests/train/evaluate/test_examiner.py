@@ -120,11 +120,24 @@ def test_a_drafter_that_is_no_number_is_refused(exam, prompts, settings):
     assert "--checkpoint" in str(caught.value)
 
 
-def test_shares_of_the_wall_time_add_up_to_it(exam):
-    started = time.perf_counter()
+class Timed(Together):
+    """A target's side whose every call takes a second of its own clock."""
+
+    now = 100.0
+
+    def read(self, text, prompt):
+        self.now += 1.0
+        return super().read(text, prompt)
+
+    def forward(self, asked):
+        self.now += 1.0
+        return super().forward(asked)
+
+
+def test_shares_of_the_wall_time_add_up_to_it(exam, monkeypatch):
     texts = [plain(prompt, Greedy(), max_new_tokens=10, stop_ids=()) for prompt in exam.prompts]
-    side = Together(lambda: exam.target.open((0,)), exam.target.open_batch((0,)))
+    side = Timed(lambda: exam.target.open((0,)), exam.target.open_batch((0,)))
+    monkeypatch.setattr(time, "perf_counter", lambda: side.now)
     answers = serve(texts, side, None, 5)
-    elapsed = time.perf_counter() - started
-    assert 0.5 * elapsed < sum(answer.wall_s for answer in answers) <= elapsed
+    assert sum(answer.wall_s for answer in answers) == pytest.approx(side.now - 100.0)
     assert all(0 < answer.prompt_s < answer.wall_s for answer in answers)

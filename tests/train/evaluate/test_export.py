@@ -350,6 +350,29 @@ def test_an_empty_folder_is_filled(tiny_run, tmp_path):
     assert export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "deep" / "out"))).is_new
 
 
+def test_an_empty_folder_behind_a_link_is_filled(tiny_run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    for is_new in (True, False):
+        assert export(tiny_run.run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest")).is_new == is_new
+    assert (tmp_path / "out").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
+def test_a_checkpoint_beside_a_folder_is_refused(exported, tmp_path):
+    with pytest.raises(UserError, match="checkpoint = '3' does nothing with the drafter's folder"):
+        export(exported, ExportConfig(out=str(tmp_path / "again"), checkpoint="3"))
+
+
+def test_weights_that_are_not_finite_are_named_by_their_checkpoint(tiny_run, tmp_path):
+    run_dir = shutil.copytree(tiny_run.run_dir, tmp_path / "run")
+    weights = next((run_dir / "checkpoints").iterdir()) / "drafter.safetensors"
+    save_file({name: tensor * float("nan") for name, tensor in load_file(weights).items()}, weights)
+    with pytest.raises(UserError, match=f"tensors of '{weights.parent}' are not finite"):
+        export(run_dir, ExportConfig(out=str(tmp_path / "out"), checkpoint="latest"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_that_fails_leaves_nothing(tiny_run, tmp_path, monkeypatch):
     def broken(path, data):
         raise OSError(28, "No space left on device")

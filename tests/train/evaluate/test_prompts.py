@@ -181,10 +181,11 @@ def test_files_of_one_name_in_two_folders_keep_their_prompts_apart(tmp_path, ids
 
 
 def test_a_name_is_one_line_and_not_much_longer_than_its_id(tmp_path, ids_of):
-    lines = [{"prompt": "Hi.", "id": label} for label in ("two\nlines", "z" * 270)]
+    lines = [{"prompt": "Hi.", "id": label, "task": "\x1b[31ma\nb"} for label in ("two\nlines", "z" * 270)]
     (tmp_path / "exam.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    names = [prompt.name for prompt in asked(tmp_path / "exam.jsonl", ids_of).prompts]
-    assert names == ["exam.jsonl:1 (id two lines)", f"exam.jsonl:2 (id {'z' * 57}...)"]
+    prompts = asked(tmp_path / "exam.jsonl", ids_of).prompts
+    assert [prompt.name for prompt in prompts] == ["exam.jsonl:1 (id two lines)", f"exam.jsonl:2 (id {'z' * 57}...)"]
+    assert {prompt.task for prompt in prompts} == {"[31ma b"}
 
 
 def test_prompts_without_room_are_not_counted_among_the_formats(tmp_path, ids_of):

@@ -74,3 +74,8 @@ def test_an_exam_of_the_time_before_intervals_is_shown_too() -> None:
 def test_a_path_of_this_machine_is_not_shown() -> None:
     assert shown_target({"name": "/home/me/models/target"}) == "target"
     assert shown_target({}) == "its target"
+
+
+def test_a_task_of_a_file_of_prompts_breaks_no_table() -> None:
+    exam = EXAM | {"by_task": {"a\n|b\x1b[31m": EXAM["by_task"]["maths"]}}
+    assert exam_lines(exam)[-2] == "| a \\|b [31m | 4.00 | 3.50 to 4.50 | 5 |"

@@ -64,8 +64,9 @@ def test_what_a_run_lacks_is_told_beside_the_page(make_run, lab, tmp_path):
 
 
 def test_a_report_of_nothing_is_refused(make_run, tmp_path):
-    with pytest.raises(UserError, match="neither a page nor pictures"):
-        typed(make_run(tmp_path / "run"))
+    with pytest.raises(UserError, match="neither a page nor pictures") as caught:
+        typed(make_run(tmp_path / "my run"))
+    assert f"`dflash inspect '{tmp_path / 'my run'}'`" in caught.value.advice
     with pytest.raises(UserError, match="no run at"):
         typed(tmp_path / "none", "--html")
 
@@ -80,6 +81,17 @@ def test_a_file_of_the_user_is_never_replaced(make_run, tmp_path):
         typed(run_dir, "--html", "--out", tmp_path)
     with pytest.raises(UserError, match="nowhere"):
         typed(run_dir, "--html", "--out", tmp_path / "nowhere" / "page.html")
+
+
+@pytest.mark.parametrize("kind", ["run", "file"])
+def test_pictures_go_into_no_folder_of_something_else(make_run, tmp_path, kind):
+    run_dir, place = make_run(tmp_path / "run"), tmp_path / "other"
+    make_run(place) if kind == "run" else place.write_text("mine")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="the pictures would go into .*other'") as caught:
+        report([run_dir], tmp_path / "other.html", has_page=True, has_pictures=True)
+    assert len(str(caught.value).splitlines()) == 3
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_a_sweep_among_runs_is_refused(make_run, make_sweep, tmp_path):

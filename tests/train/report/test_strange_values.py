@@ -77,10 +77,10 @@ def test_facts_that_are_none_are_refused(make_run, tmp_path, change) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"ranking": ranking} for ranking in ([99], "x")),
-        *({"effects": effects} for effects in (None, [{}])),
-        *({name: None} for name in ("devices", "base", "fields")),
-        {"halving": {}},
+        *({"ranking": ranking} for ranking in ([99], "x", [1, 1], [[1]], [5])),
+        *({"effects": effects} for effects in (None, [{}], [{"field": "seed", "values": [{"label": True}]}])),
+        *({name: None} for name in ("devices", "base", "fields", "store")),
+        *({"halving": halving} for halving in ({}, {"steps": ["a"], "keep": 0.5})),
         {"runs": []},
     ],
     ids=str,
@@ -94,13 +94,44 @@ def test_a_sweep_of_strange_values_is_refused(make_sweep, tmp_path, change) -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"overrides": None}, {"results": "x"}, {"results": {"acceptance_length": float("nan")}}]
+    "change",
+    [
+        {"overrides": None},
+        *({"state": state} for state in (None, "done", [1])),
+        *({"step": step} for step in ("x", -1, True)),
+        {"rungs": [{"step": 4, "acceptance_length": 1.5, "acceptance_length_cycles": None, "is_kept": True}]},
+        {"decoded": "x"},
+        {"results": "x"},
+    ],
+    ids=str,
 )
 def test_a_run_of_strange_values_in_a_sweep_is_refused(make_sweep, tmp_path, change) -> None:
+    refused_run(make_sweep, tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"acceptance_length": float("nan")},
+        {"acceptance_length_cycles": None},
+        {"num_parameters": None},
+        {"draft_s": "fast"},
+        *({"intervals": intervals} for intervals in (None, {"acceptance_length": [1.0]})),
+    ],
+    ids=str,
+)
+def test_results_of_strange_values_in_a_sweep_are_refused(make_sweep, tmp_path, change) -> None:
+    whole = {"step": 10, "acceptance_length": 2.0, "acceptance_length_cycles": 1.9, "intervals": {}}
+    whole |= {"draft_s": 0.002, "num_parameters": 1000, "train_s": 1.0, "loss": 0.5}
+    refused_run(make_sweep, tmp_path, {"results": whole | change})
+
+
+def refused_run(make_sweep, tmp_path, change) -> None:
     make_sweep(tmp_path / "sweep")
     path = tmp_path / "sweep" / "sweep.json"
     content = json.loads(path.read_text())
     content["runs"][0] |= change
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="see run 1"):
+    with pytest.raises(UserError, match="see run 1") as caught:
         read_comparison(tmp_path / "sweep")
+    assert len(str(caught.value).splitlines()) == 3

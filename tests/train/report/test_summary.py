@@ -49,6 +49,13 @@ def test_a_broken_run_is_described_with_notes(make_run, lab, tmp_path):
     assert "half-written" in text
 
 
+@pytest.mark.parametrize("stop_at, past", [(5, " --set stop_at=none"), (6, ""), (None, "")])
+def test_the_next_command_goes_past_the_step_where_the_run_was_ended(make_run, lab, tmp_path, stop_at, past):
+    settings = () if stop_at is None else (f"stop_at={stop_at}",)
+    run_dir = make_run(tmp_path / "run", lab.usual_lines(5), is_finished=False, settings=settings)
+    assert words.commands(read_run(run_dir))[0] == f"dflash train --config {run_dir / 'train.toml'}{past}"
+
+
 def test_the_text_of_a_sweep_says_what_its_page_says(make_sweep, lab, tmp_path):
     folder = tmp_path / "sweep"
     sweep = make_sweep(folder)

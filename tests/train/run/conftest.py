@@ -146,7 +146,7 @@ SETTINGS = (
     "checkpoint_every=3",
     "cpu_threads=1",
     "devices=cpu",
-    "stall_s=60",
+    "stall_s=300",
 )
 
 

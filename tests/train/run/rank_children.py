@@ -14,7 +14,7 @@ from dflash_offline.watch import Channel
 CPU = torch.device("cpu")
 
 
-def joined(channel: Channel, rank: Rank, stall_s: float = 30.0) -> Ranks:
+def joined(channel: Channel, rank: Rank, stall_s: float = 300.0) -> Ranks:
     torch.set_num_threads(1)
     return join(rank, CPU, channel, stall_s)
 

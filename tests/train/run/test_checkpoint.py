@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,9 +13,20 @@ import numpy as np
 import pytest
 import torch
 from dflash_offline import UserError
+from dflash_offline.store.files import temporary_path
 from dflash_offline.train import checkpoint
-from dflash_offline.train.checkpoint import LoopState, find_step, list_steps, load, load_drafter, prune, save
+from dflash_offline.train.checkpoint import (
+    LoopState,
+    checkpoint_dir,
+    find_step,
+    list_steps,
+    load,
+    load_drafter,
+    prune,
+    save,
+)
 from dflash_offline.train.facts import read_facts
+from safetensors.torch import load_file, save_file
 
 
 def weights_of(step: int, size: int = 1000) -> dict[str, torch.Tensor]:
@@ -80,7 +92,7 @@ def test_a_kill_leaves_whole_checkpoints_only(tmp_path, lab):
                     prune(tmp_path, 2, None)
             finally:
                 os._exit(1)
-        limit = time.monotonic() + 30.0
+        limit = time.monotonic() + 300.0
         while (list_steps(tmp_path) or [0])[-1] < first and time.monotonic() < limit:
             time.sleep(0.001)
         time.sleep(float(rng.uniform(0, 0.03)))
@@ -180,6 +192,26 @@ def test_load_drafter_without_a_run(tmp_path, reference_run):
         load_drafter(reference_run, "5", "cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bfloat16])
+def test_weights_of_another_number_format_are_not_rounded_in_silence(tmp_path, reference_run, dtype):
+    run_dir = shutil.copytree(reference_run, tmp_path / "run")
+    step = list_steps(run_dir)[-1]
+    path = checkpoint_dir(run_dir, step) / "drafter.safetensors"
+    weights = load_file(path)
+    name = sorted(weights)[0]
+    save_file(weights | {name: weights[name].to(dtype)}, path)
+    for read in (lambda: load_drafter(run_dir, "latest", "cpu"), lambda: load(run_dir, step)):
+        with pytest.raises(UserError, match=f"{name} is {dtype}, not torch.float32"):
+            read()
+
+
+def test_a_deeply_nested_state_is_damage(tmp_path):
+    write(tmp_path, 3)
+    (checkpoint_dir(tmp_path, 3) / "state.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="cannot be read: RecursionError"):
+        load(tmp_path, 3)
+
+
 def test_a_run_of_another_slot_meaning_is_refused(tmp_path, reference_run):
     run_dir = shutil.copytree(reference_run, tmp_path / "run")
     facts = json.loads((run_dir / "run.json").read_text())
@@ -187,3 +219,46 @@ def test_a_run_of_another_slot_meaning_is_refused(tmp_path, reference_run):
     (run_dir / "run.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"a\+k\+1"):
         load_drafter(run_dir, "latest", "cpu")
+
+
+@pytest.mark.parametrize("large", ["weights", "moments"])
+def test_a_disk_that_refuses_is_named_with_its_errno(tmp_path, large):
+    """torch and safetensors raise errors of their own; a limit on the size of files stands for any refusal."""
+    write(tmp_path, 3)
+    weights = weights_of(6, 200_000 if large == "weights" else 10)
+    moments = {"moments": torch.zeros(800_000 if large == "moments" else 10)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    try:
+        with pytest.raises(UserError, match=r"step-00000006' failed: File too large \(EFBIG\)") as caught:
+            save(tmp_path, LoopState(step=6, epoch=0, row=0), weights, moments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(str(caught.value).splitlines()) == 3
+    assert "training goes on from the newest checkpoint, step 3" in caught.value.advice
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_without_a_checkpoint_nothing_is_called_safe(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(UserError, match="ENOTDIR|EEXIST") as caught:
+        write(tmp_path, 3)
+    assert "training starts anew: it has no checkpoint yet" in caught.value.advice
+
+
+def test_what_cannot_be_removed_is_named(tmp_path):
+    for step in (3, 6):
+        write(tmp_path, step)
+    aside = temporary_path(tmp_path / "checkpoints/step-00000003")
+    aside.mkdir()
+    (aside / "held").write_text("by somebody else")
+    message = r"step-00000003' cannot be removed: Directory not empty \(ENOTEMPTY\)"
+    with pytest.raises(UserError, match=message) as caught:
+        prune(tmp_path, 1, None)
+    assert len(str(caught.value).splitlines()) == 3
+    assert "newest checkpoint, step 6" in caught.value.advice
+    assert list_steps(tmp_path) == [3, 6]
+    (tmp_path / "checkpoints/step-00000009.tmp.host.7").symlink_to(tmp_path / "checkpoints/step-00000006")
+    with pytest.raises(UserError, match=r"step-00000009.tmp.host.7' cannot be removed: .* symbolic link") as caught:
+        checkpoint.remove_temporaries(tmp_path)
+    assert len(str(caught.value).splitlines()) == 3

@@ -11,7 +11,7 @@ import torch
 from dflash_offline import UserError
 from dflash_offline.train.checkpoint import LoopState, list_steps, load, remove_temporaries, save
 from dflash_offline.train.checkpoint_writer import CheckpointWriter, on_host
-from dflash_offline.watch import Stalled
+from dflash_offline.watch import BEAT_S, Stalled
 
 
 def opened(run_dir: Path, stall_s: float = 30.0) -> CheckpointWriter:
@@ -117,3 +117,25 @@ def test_copies_keep_their_types():
     assert type(copied["a"][1]) is tuple
     assert copied["b"] is None
     assert copied["a"][0].data_ptr() != value["a"][0].data_ptr()
+
+
+def test_a_loop_that_ends_by_an_error_shows_signs_of_life_while_the_write_finishes(tmp_path, monkeypatch):
+    """Else its launcher would take the silence for the fault. Here the disk answers at the first of them."""
+    with slow_disk(monkeypatch) as answered:
+        writer = CheckpointWriter(tmp_path, keep=2, stall_s=10.0, beat=answered.set)
+        with pytest.raises(ValueError, match="elsewhere"), writer:
+            writer.write(state_of(4), {"a": torch.zeros(1)}, {})
+            raise ValueError("elsewhere")
+        assert list_steps(tmp_path) == [4]
+
+
+def test_a_write_that_had_its_time_is_not_waited_for_again(tmp_path, monkeypatch):
+    """The launcher must hear which checkpoint hangs before it finds the trainer silent."""
+    waits: list[float] = []
+    with slow_disk(monkeypatch), pytest.raises(Stalled), opened(tmp_path, stall_s=0.5) as writer:
+        writer.write(state_of(7), {"a": torch.zeros(1)}, {})
+        assert writer.under_way is not None
+        join = writer.under_way.thread.join
+        monkeypatch.setattr(writer.under_way.thread, "join", lambda limit: (waits.append(limit), join(limit)))
+        writer.wait()
+    assert set(waits) <= {BEAT_S}

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def on_store(plan: LoaderPlan, store: Path, **changes: Any) -> LoaderPlan:
     return replace(plan, store_dir=store, snapshot=snapshot, **changes)
 
 
-def open_loader(plan: LoaderPlan, *, slots: int = 2, stall_s: float = 60.0) -> Loader:
+def open_loader(plan: LoaderPlan, *, slots: int = 2, stall_s: float = 300.0) -> Loader:
     return Loader(plan, slots=slots, stall_s=stall_s, beat=lambda: None)
 
 
@@ -237,10 +236,8 @@ def test_a_loader_killed_by_the_system_is_noticed_and_named(plan):
     with open_loader(plan) as loader:
         with loader.row():
             os.kill(loader.child.process.pid, signal.SIGKILL)
-        started = time.monotonic()
-        with pytest.raises(ChildDied, match="loader was killed by SIGKILL"):
+        with pytest.raises(ChildDied, match="loader was killed by SIGKILL"):  # and not Stalled, much later
             take_all(loader)
-        assert time.monotonic() - started < 10.0
 
 
 def take_all(loader: Loader) -> None:
@@ -251,15 +248,13 @@ def take_all(loader: Loader) -> None:
 
 def test_a_wedged_loader_is_named_after_the_limit(plan, capfd):
     with open_loader(plan, stall_s=0.5) as loader:
-        loader.stall_s = 60.0  # for the start of the process
+        loader.stall_s = 300.0  # for the start of the process
         with loader.row():
             pass
         loader.stall_s = 0.5
         os.kill(loader.child.process.pid, signal.SIGSTOP)
-        started = time.monotonic()
         with pytest.raises(Stalled, match=r"the trainer waited for row \d+ of epoch 0 from the loader for 0.5 s"):
             take_all(loader)
-        assert time.monotonic() - started < 10.0
         pid = loader.child.process.pid
     assert "stacks of loader" in capfd.readouterr().err
     assert not os.path.exists(f"/proc/{pid}"), "a stopped loader is ended too"

@@ -90,7 +90,7 @@ def test_exams_and_checkpoints_come_when_they_are_due(lab, reference_run):
 
 def test_a_finished_run_stays_as_it_is(lab, tiny_store, reference_run):
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in reference_run.rglob("*") if p.is_file()}
-    report = train(lab.make_config(tiny_store, reference_run, "keep=1", "stall_s=61"))
+    report = train(lab.make_config(tiny_store, reference_run, "keep=1", "stall_s=301"))
     after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in reference_run.rglob("*") if p.is_file()}
     lock = reference_run / ".lock"
     assert {p: v for p, v in before.items() if p != lock} == {p: v for p, v in after.items() if p != lock}
@@ -145,6 +145,22 @@ def test_without_held_out_samples_there_is_nothing_to_measure(lab, tmp_path):
     assert "held-out exam: nothing to measure" in text
     assert f"dflash export {tmp_path / 'run'} --checkpoint latest" in text
     assert list_steps(tmp_path / "run") == [3]
+
+
+def test_case_c29_one_sample_is_every_row_of_every_step(lab, tmp_path):
+    """Four passes over the store in each step; the run is the one whose steps were never split by a stop."""
+    store = lab.make_store(tmp_path, num_train=1, num_held_out=0)
+    config = lab.make_config(store, tmp_path / "run", "steps=3", "rows.rows_per_step=4", "keep=9", "checkpoint_every=1")
+    train_inside(config)
+    lines = lab.metrics_of(tmp_path / "run", "train")
+    assert [(line["step"], line["epoch"], line["num_samples"]) for line in lines] == [(1, 4, 4), (2, 8, 4), (3, 12, 4)]
+    assert [line["num_prompts"] for line in lab.metrics_of(tmp_path / "run", "exam")] == [0, 0]
+    whole = shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    (tmp_path / "run/report.json").unlink()
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-{step:08d}")
+    train_inside(config)
+    lab.same_checkpoint(tmp_path / "run/checkpoints/step-00000003", whole / "checkpoints/step-00000003")
 
 
 def test_a_run_of_no_steps_is_the_untrained_drafter(lab, tiny_store, tmp_path):

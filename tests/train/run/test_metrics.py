@@ -1,6 +1,7 @@
 """metrics.jsonl: one line a number, nothing twice, nothing without a definition."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -114,3 +115,26 @@ def test_lines_are_flat_json_without_nan(reference_run):
     for line in (reference_run / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line, parse_constant=pytest.fail)
         assert all(value is None or isinstance(value, (int, float, str)) for value in values.values())
+
+
+@pytest.mark.parametrize("act, name", [("write", "ENOSPC"), ("sync", "EINVAL"), ("close", "EBADF")])
+def test_a_disk_that_fails_is_named_with_the_file(tmp_path, act, name):
+    """Behind its descriptor the file is one that takes nothing, or none at all."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", -1)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, metrics.fd)
+    os.close(full)
+    if act == "close":
+        os.close(metrics.fd)
+    with pytest.raises(UserError, match=rf"metrics.jsonl' failed: .* \({name}\)") as caught:
+        metrics.write(TRAIN, 1, loss=1.0) if act == "write" else getattr(metrics, act)()
+    assert len(str(caught.value).splitlines()) == 3
+    assert "goes on from the newest checkpoint" in caught.value.advice
+    if act != "close":
+        metrics.close()
+
+
+def test_the_file_hides_no_other_error(tmp_path):
+    with pytest.raises(ValueError, match="elsewhere"), MetricsFile(tmp_path / "metrics.jsonl", -1) as metrics:
+        os.close(metrics.fd)
+        raise ValueError("elsewhere")

@@ -79,7 +79,7 @@ def test_a_store_without_last_states_is_refused_before_anything_is_written(lab, 
 
 def test_the_command_says_so_in_three_lines(lab, tmp_path, tiny_store):
     process = lab.start_command(tiny_store, tmp_path / "run", "loss.objective=kl")
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "holds no last hidden states" in stderr
     assert "--last" in stderr

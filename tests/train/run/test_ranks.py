@@ -1,5 +1,7 @@
 """Ranks of one machine as real processes over gloo: what they sum, compare, and how they end together."""
 
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +24,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return rank_children
 
 
-def run_ranks(function: Callable[..., None], *args: Any, count: int = 2, stall_s: float = 60.0) -> dict[str, dict]:
+def run_ranks(function: Callable[..., None], *args: Any, count: int = 2, stall_s: float = 300.0) -> dict[str, dict]:
     """Runs the function on each rank; what they told, by kind."""
     told: dict[str, dict] = {}
 
@@ -61,8 +63,11 @@ def test_the_reason_of_one_rank_is_told_before_the_loss_of_the_others(children: 
 def test_a_rank_that_never_comes_is_named_with_the_stacks_of_those_who_wait(
     children: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    began = time.monotonic()
+    run_ranks(children.sum_up)
+    start_s = time.monotonic() - began  # of which ranks are silent for the greater part
     with pytest.raises(Stalled, match="a sign of life from trainer 1 for"):
-        run_ranks(children.hang_apart, stall_s=15.0)
+        run_ranks(children.hang_apart, stall_s=6.0 + 3.0 * start_s)
     stacks = capfd.readouterr().err
     assert "all_gather_object" in stacks, "where trainer 0 waits"
     assert "in sleep_for_ever" in stacks
@@ -148,3 +153,18 @@ def test_more_ranks_than_rows_are_refused() -> None:
     require_rows(2, 2)
     with pytest.raises(UserError, match="rows.rows_per_step = 1 with 2 ranks"):
         require_rows(1, 2)
+
+
+def test_a_port_that_is_taken_is_named_and_nobody_called_lost(
+    children: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=has_both) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        rank = Rank(number=0, count=2, has_address=True)
+        with pytest.raises(UserError, match=f"rank 0 cannot listen at MASTER_PORT = {port}: .*EADDRINUSE") as caught:
+            run_all([Job(rank.name, children.sum_up, (rank,))], stall_s=300.0, on_message=lambda *_: None)
+    assert len(str(caught.value).splitlines()) == 3

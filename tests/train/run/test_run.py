@@ -77,6 +77,24 @@ def test_a_resume_with_another_slot_meaning_is_refused(lab, tiny_store, tmp_path
         check(lab.make_config(tiny_store, tmp_path))
 
 
+@pytest.mark.parametrize(
+    "path, value",
+    [("num_held_out", "x"), ("num_train", None), ("dtype", True), ("seed", False), ("steps", 1.5), ("loss", [])]
+    + [("spec.block_size", "8"), ("spec.rope_theta", None), ("spec.attention.0.window", "wide\nand more")],
+)
+def test_a_fact_of_another_type_is_named(tmp_path, reference_run, path, value):
+    facts = json.loads((reference_run / "run.json").read_text())
+    *parents, name = (int(word) if word.isdecimal() else word for word in path.split("."))
+    place = facts
+    for parent in parents:
+        place = place[parent]
+    place[name] = value
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=f"is broken: {name} is") as caught:
+        read_facts(tmp_path)
+    assert len(str(caught.value).splitlines()) == 3
+
+
 def test_harmless_changes_are_accepted(lab, tiny_store, tmp_path, reference_run):
     moved = tmp_path / "moved"
     moved.symlink_to(tiny_store)

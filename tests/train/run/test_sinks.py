@@ -189,3 +189,16 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
         if kind in (1, 4):  # whole, or the last part
             yield whole
             whole = b""
+
+
+def test_a_sink_that_would_leave_the_process_is_one_that_failed(capfd):
+    class Leaving(Kept):
+        def write(self, step, numbers) -> None:
+            raise SystemExit(2)
+
+    thread = SinkThread("leaving", Leaving)
+    send(thread, range(3))
+    thread.close(30.0)
+    said = capfd.readouterr().err
+    assert "sink leaving failed (SystemExit: 2)" in said
+    assert "sink leaving lost 3 of 3 lines" in said

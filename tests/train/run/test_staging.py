@@ -42,7 +42,7 @@ def plan(request, lab, tmp_path_factory) -> LoaderPlan:
 
 
 def opened(plan: LoaderPlan, slots: int = 3) -> Loader:
-    return Loader(plan, slots=slots, stall_s=60.0, beat=lambda: None)
+    return Loader(plan, slots=slots, stall_s=300.0, beat=lambda: None)
 
 
 def batch_for(plan: LoaderPlan) -> RowBatch:

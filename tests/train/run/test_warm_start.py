@@ -23,6 +23,7 @@ from dflash_offline.train.export.tensors import file_sha256
 from dflash_offline.train.facts import read_facts
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.loop import Trainer
+from dflash_offline.train.restore import start_from
 from dflash_offline.train.run import Run, check_run, write_run
 from dflash_offline.train.spec import DrafterSpec
 from dflash_offline.train.start import run_trainer
@@ -100,7 +101,7 @@ def test_step_0_has_the_very_weights_of_the_folder(tiny_store, tmp_path, folder_
     _, wanted = read_drafter_folder(folder)
     trainer = Trainer(check(config), torch.device("cpu"), Channel(Pipe()[1], "trainer"))
     assert trainer.facts.init is not None
-    trainer.warm_start(WarmStart(**trainer.facts.init))
+    start_from(WarmStart(**trainer.facts.init), trainer.optimizer)
     for name, parameter in trainer.drafter.named_parameters():
         assert torch.equal(parameter, wanted[name].to(getattr(torch, run_dtype))), name
     masters = load(train_inside(config), 0).weights

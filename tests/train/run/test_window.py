@@ -122,12 +122,14 @@ def test_a_drafter_that_looks_further_back_would_be_another(lab, tmp_path, store
 
 @pytest.mark.parametrize("window", [5, WINDOW])
 def test_a_run_has_the_same_losses_and_exams_on_either_store(lab, tmp_path, stores, window: int) -> None:
-    """To the bit: rows hold the same anchors, and on a CPU a block's attention takes only the keys it sees."""
+    """Within fp32's rounding, which differs by processor: its kernels cut rows of other lengths elsewhere."""
     settings = (f"drafter.window={window}", "steps=6", "eval_every=3")
     runs = [train_inside(lab.make_config(store, tmp_path / store.parent.name, *settings)) for store in stores]
     whole, cut = (lab.metrics_of(run, "train") for run in runs)
-    for name in ("loss", "grad_norm", "num_blocks", "weight", "num_samples"):
+    for name in ("num_blocks", "weight", "num_samples"):
         assert [line[name] for line in whole] == [line[name] for line in cut]
+    for name, rounding in (("loss", 3e-6), ("grad_norm", 3e-5)):
+        assert [line[name] for line in cut] == pytest.approx([line[name] for line in whole], rel=rounding)
     assert sum(line["num_tokens"] for line in cut) < sum(line["num_tokens"] for line in whole)
     exams = [[{**line, "exam_s": 0} for line in lab.metrics_of(run, "exam")] for run in runs]
     assert exams[0] == exams[1]

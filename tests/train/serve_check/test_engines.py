@@ -72,7 +72,7 @@ class Recorder:
             def log_message(self, format: str, *args: Any) -> None: ...
 
         self.http = HTTPServer(("127.0.0.1", 0), Handler)
-        self.server = Server([], {}, self.http.server_port, log_path, 10.0)
+        self.server = Server([], {}, self.http.server_port, log_path, 120.0)
         self.thread = threading.Thread(target=self.http.serve_forever)
 
 

@@ -26,7 +26,7 @@ BASE = {
     "eval_every": 6,
     "checkpoint_every": 3,
     "cpu_threads": 1,
-    "stall_s": 60,
+    "stall_s": 300,
 }
 OF_THE_MOMENT = ("draft_s", "train_s")
 

@@ -70,4 +70,4 @@ class Jobs:
 def launch(folder: str) -> None:
     """Two children that end at SIGTERM, for a test that ends this process."""
     jobs = [Job(name, leave, (f"{folder}/{name}",)) for name in ("one", "two")]
-    run_pool(Jobs(*jobs), ["a", "b"], stall_s=60.0, leave_s=20.0)
+    run_pool(Jobs(*jobs), ["a", "b"], stall_s=300.0, leave_s=200.0)

@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+import pytest
+from dflash_offline import UserError
 from dflash_offline.train.evaluate.config import EvaluateConfig
+from dflash_offline.train.metrics import METRICS_NAME
 from dflash_offline.train.sweep.check import Device
 from dflash_offline.train.sweep.record import RunRecord, Sweep, read_sweep
 from dflash_offline.train.sweep.report import SweepReport
-from dflash_offline.train.sweep.sweep import confirm
+from dflash_offline.train.sweep.sweep import confirm, make_folder_of, planned, sweep
 
 
 def test_the_best_runs_decode_once(lab, tmp_path):
     own = {"store": "", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
     runs = [RunRecord(number=i, overrides={}, state="finished", results=results(1.0 + i / 10)) for i in (1, 2, 3)]
-    runs += [RunRecord(number=4, overrides={}, state="out", rungs=[{"acceptance_length": 9.0}])]
+    rung = {"step": 4, "acceptance_length": 9.0, "acceptance_length_cycles": 9.0, "is_kept": False}
+    runs += [RunRecord(number=4, overrides={}, state="out", rungs=[rung])]
     sweep = Sweep(folder=tmp_path, halving=None, runs=runs, ranking=[3, 2, 1, 4], **own)
     asked: list[tuple[Path, EvaluateConfig]] = []
 
@@ -32,6 +36,24 @@ def test_the_best_runs_decode_once(lab, tmp_path):
     assert "run 3 decoded with the target: 3.000 tokens a forward, 7/8 answers" in SweepReport(sweep).decoded()[1]
 
 
+def test_a_target_that_is_missing_hides_no_ranking(lab, tiny_store, tmp_path, capsys):
+    config = lab.config_of(tiny_store, tmp_path / "sweep", fields={"seed": [1]}, confirm=1, target="nowhere")
+    known = planned(config, {})
+    make_folder_of(known.folder)
+    known.runs[0].state, known.runs[0].results = "finished", results(1.5)
+    (known.folder / known.runs[0].folder).mkdir()
+    (known.folder / known.runs[0].folder / METRICS_NAME).touch()
+    known.write()
+
+    def examine(run_dir: Path, config: EvaluateConfig) -> dict:
+        raise UserError("no such target", "a target", "give one")
+
+    with pytest.raises(UserError, match="no such target"):
+        sweep(config, {}, examine)
+    assert "1.500 [1.400, 1.600]" in capsys.readouterr().err
+
+
 def results(length: float) -> dict:
     means = {"acceptance_length": length, "acceptance_length_cycles": length}
-    return {**means, "intervals": {name: [length - 0.1, length + 0.1] for name in means}}
+    measured = {"step": 4, "num_parameters": 10, "draft_s": 0.1, "train_s": 1.0}
+    return {**measured, **means, "intervals": {name: [length - 0.1, length + 0.1] for name in means}}

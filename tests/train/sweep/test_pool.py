@@ -13,6 +13,8 @@ from dflash_offline.train.sweep.pool import run_pool
 from dflash_offline.watch import ChildDied, Job, Stalled
 from processes import is_alive, wait_until
 
+LIMIT_S = 300.0
+
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -24,7 +26,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_each_device_has_one_job_at_a_time(pool):
     work = pool.Jobs(*(Job(f"job {i}", pool.work, (str(i),)) for i in range(6)))
-    run_pool(work, ["a", "b"], stall_s=30.0, leave_s=1.0)
+    run_pool(work, ["a", "b"], stall_s=LIMIT_S, leave_s=1.0)
     assert work.ends == {f"job {i}": None for i in range(6)}
     assert set(work.devices.values()) == {"a", "b"}
     for device in ("a", "b"):
@@ -34,7 +36,7 @@ def test_each_device_has_one_job_at_a_time(pool):
 
 def test_whatever_ends_one_leaves_the_others(pool):
     work = pool.Jobs(Job("refuse", pool.refuse), Job("die", pool.die), Job("work", pool.work, ("x",)))
-    run_pool(work, ["a", "b"], stall_s=60.0, leave_s=1.0)
+    run_pool(work, ["a", "b"], stall_s=LIMIT_S, leave_s=1.0)
     ends = {name: type(error) for name, error in work.ends.items()}
     assert ends == {"refuse": UserError, "die": ChildDied, "work": type(None)}
     assert "the disk is full" in str(work.ends["refuse"])
@@ -53,10 +55,10 @@ def test_no_child_outlives_the_launcher(pool, tmp_path, number):
     command = [sys.executable, "-c", "import sys, pool_children as p; p.launch(sys.argv[1])", str(tmp_path)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     files = [tmp_path / f"{name}.pid" for name in ("one", "two")]
-    assert wait_until(lambda: all(path.exists() and path.read_text() for path in files), 30.0)
+    assert wait_until(lambda: all(path.exists() and path.read_text() for path in files), LIMIT_S)
     process.send_signal(number)
-    process.wait(timeout=30.0)
+    process.wait(timeout=LIMIT_S)
     pids = [int(path.read_text()) for path in files]
-    assert wait_until(lambda: not any(map(is_alive, pids)), 10.0)
+    assert wait_until(lambda: not any(map(is_alive, pids)), LIMIT_S)
     has_left = [(tmp_path / name).exists() for name in ("one", "two")]
     assert has_left == [number != signal.SIGKILL] * 2

@@ -44,6 +44,7 @@ def screen(text: str) -> list[str]:
 def test_a_terminal_shows_the_events_above_one_table(sweep, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "30")
     table = LiveTable(sweep)
     play(table, sweep)
     table.redraw()
