@@ -170,11 +170,16 @@ class Child:
         """Nothing was heard for longer than `stall_s`, and nothing waits to be heard."""
         return time.monotonic() - self.last_heard_s > stall_s and not (self.is_open and self.connection.poll())
 
+    def is_stopped(self) -> bool:
+        """True where a signal holds the process, as SIGSTOP does."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+        return False
+
     def described(self) -> str:
         """Its name, with what its silence may come from."""
         facts = [] if self.waits_for is None else [f"waits for the others: {self.waits_for}"]
-        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat") as file:
-            facts += ["stopped by a signal"] if file.read().rpartition(")")[2].split()[0] == "T" else []
+        facts += ["stopped by a signal"] if self.is_stopped() else []
         return f"{self.name} ({', '.join(facts)})" if facts else self.name
 
     def dump_stacks(self) -> None:
@@ -238,14 +243,18 @@ def _silence_began(living: list[Child]) -> float:
 
 
 def _require_sound(living: list[Child], stall_s: float) -> None:
-    """Raises Stalled, after every stack was written, naming the children whose silence it is, the oldest first."""
+    """Raises Stalled, after every stack was written, naming the children whose silence it is, the oldest first.
+
+    Where some child is stopped by a signal, it is the silence of the stopped ones alone.
+    """
     at_work = [child for child in living if child.waits_for is None]
     silent = [child for child in at_work or living if child.is_silent(stall_s)]
     if not silent or (not at_work and len(silent) < len(living)):
         return
     for child in living:
         child.dump_stacks()
-    names = ", ".join(child.described() for child in sorted(silent, key=lambda child: child.last_heard_s))
+    culprits = [child for child in living if child.is_stopped()] or silent
+    names = ", ".join(child.described() for child in sorted(culprits, key=lambda child: child.last_heard_s))
     raise Stalled("the launcher", f"a sign of life from {names}", stall_s)
 
 

@@ -119,6 +119,13 @@ def test_where_all_wait_for_one_another_all_are_named(children: ModuleType) -> N
         run_all(jobs, stall_s=STALL_S, on_message=ignore)
 
 
+def test_one_that_a_signal_stopped_is_named_alone_where_all_wait(children: ModuleType) -> None:
+    jobs = [Job("waits", children.wait_for_others), Job("stopped", children.be_stopped)]
+    told = r"from stopped \(waits for the others: the sum of all, stopped by a signal\) for"
+    with pytest.raises(Stalled, match=told):
+        run_all(jobs, stall_s=STALL_S, on_message=ignore)
+
+
 def test_a_death_is_named_before_those_who_noticed_it(children: ModuleType) -> None:
     jobs = [Job("notices", children.lose), Job("dies", children.die_later)]
     with pytest.raises(ChildDied, match="dies was killed by SIGKILL"):

@@ -95,6 +95,12 @@ def wait_for_others(channel: Channel) -> None:
         time.sleep(60.0)
 
 
+def be_stopped(channel: Channel) -> None:
+    """Is stopped by a signal while it waits for the others."""
+    with channel.waiting("the sum of all"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def work_then_end(channel: Channel, seconds: float) -> None:
     """Is busy, says so, and ends; its sibling then waits for nobody."""
     end = time.monotonic() + seconds
