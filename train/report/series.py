@@ -79,8 +79,8 @@ def walk_chart(metrics: RunMetrics) -> Lines | None:
             lines.append(Line(name=f"of these: {name}", points=own, colour=ORIGINS + number, is_marked=True))
     return Lines(
         key="acceptance",
-        title="Held-out acceptance length, bonus token included",
-        y_label="tokens per target forward; mean over answers",
+        title="Held-out acceptance length, bonus token included; mean over answers",
+        y_label="tokens per target forward",
         lines=lines,
         floor=1.0,
     )
