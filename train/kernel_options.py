@@ -12,6 +12,7 @@ from .slot import TILE
 
 Options = dict[str, int]
 SCRATCH_BYTES = 1024  # of a block's shared memory, for reductions
+LEAST_HEAD_DIM = 16  # of the products on a card; torch refuses narrower heads in the midst of compiling (2.11, 2.13)
 
 
 class Forward(NamedTuple):
@@ -71,7 +72,7 @@ def kernel_options(shared_bytes: int, head_dim: int, itemsize: int) -> Options |
 
     Sizes are upper bounds, since a tile that stays in registers is counted too; where none fits, it is the smallest.
     """
-    width = max(1 << (head_dim - 1).bit_length(), 16)  # as the kernels round it
+    width = max(1 << (head_dim - 1).bit_length(), LEAST_HEAD_DIM)  # as the kernels round it
     room = shared_bytes - SCRATCH_BYTES
     own = OWN[itemsize, next((known for known in (64, 128) if width <= known), 256)]
     if all(tiles.size_bytes(width, itemsize) <= room for tiles in own):

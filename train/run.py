@@ -29,6 +29,7 @@ from .facts import (
     require_same_run,
     require_same_store,
 )
+from .kernel_options import LEAST_HEAD_DIM
 from .kinds import layout_of
 from .memory_choice import Choice, fitted, on_off
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
@@ -108,6 +109,16 @@ def require_last(config: TrainConfig, has_last: bool) -> None:
             f"loss.objective = {config.loss.objective!r}, and the store {config.store!r} holds no last hidden states",
             f"a store made with `dflash extract --last`, or an objective on tokens: {', '.join(TOKEN_OBJECTIVES)}",
             "extract again with --last, or --set loss.objective=ce",
+        )
+
+
+def require_head_dim(head_dim: int, device_type: str) -> None:
+    """Raises UserError for heads that are too narrow for the kernels of a card."""
+    if device_type == "cuda" and head_dim < LEAST_HEAD_DIM:
+        raise UserError(
+            f"drafter.head_dim = {head_dim} on a CUDA device",
+            f"heads of a width of at least {LEAST_HEAD_DIM}, which flex attention takes there",
+            f"train on the CPU with --devices cpu, or a new run with --set drafter.head_dim={LEAST_HEAD_DIM} or more",
         )
 
 
@@ -196,10 +207,10 @@ def check_run(
 ) -> Run:
     """Opens the store and compares the command with the run that RUN already holds; writes nothing.
 
-    `device_type` is asked only for a new run; `card_bytes` is the memory of its smallest card, None on a CPU; `look`
-    opens the store. Raises
-    UserError for a missing, unfinished or unfit store, for a run of other facts, naming them with both values, and
-    for one that the card has no room for.
+    `device_type` is where it would train now, which decides the defaults of a new run; `card_bytes` is the memory of
+    its smallest card, None on a CPU; `look` opens the store. Raises UserError for a missing, unfinished or unfit
+    store, for a run of other facts, naming them with both values, and for one that the card has no kernels or no room
+    for.
     """
     run_dir, look = Path(config.out), look or StoreLook()
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
@@ -209,6 +220,7 @@ def check_run(
         has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
         segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
         facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks, look=look)
+        require_head_dim(facts.spec.head_dim, facts.device_type)
         facts, choice = fit(config, facts, reader, None, card_bytes)
         num_holding = count_mask_token(reader, facts, look)
         require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
@@ -217,6 +229,7 @@ def check_run(
     require_same_store(run_dir, old, reader.manifest)
     facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks, look)
     require_same_run(run_dir, old, facts)
+    require_head_dim(facts.spec.head_dim, device_type())
     facts, choice = fit(config, facts, reader, old, card_bytes)
     return Run(config, facts, reader, is_new=False, choice=choice)
 

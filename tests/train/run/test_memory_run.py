@@ -42,9 +42,8 @@ def started(config: TrainConfig, card_bytes: int | None = LARGE) -> Run:
 @pytest.fixture
 def open_config(lab, tiny_store, tmp_path) -> TrainConfig:
     """A run whose memory is the package's choice, of rows that are large enough to leave one."""
-    return lab.make_config(
-        tiny_store, tmp_path / "run", "rows.row_tokens=4096", "rows.anchors=2048", "dtype=bfloat16", "cuda_graph=off"
-    )
+    shape = ("drafter.head_dim=16", "rows.row_tokens=4096", "rows.anchors=2048")
+    return lab.make_config(tiny_store, tmp_path / "run", *shape, "dtype=bfloat16", "cuda_graph=off")
 
 
 def test_a_run_on_a_card_takes_what_is_fastest_and_says_so_in_its_files(open_config):
@@ -157,5 +156,6 @@ def test_a_cpu_run_says_nothing_of_device_memory(lab, tiny_store, tmp_path):
 @pytest.mark.gpu
 def test_a_cuda_run_shows_its_plan(lab, tiny_store, tmp_path):
     """Needs a device with memory of its own."""
-    notes = notes_of(lab.make_config(tiny_store, tmp_path / "run", "steps=0", "eval_samples=1", "devices=cuda"))
+    settings = ("drafter.head_dim=16", "steps=0", "eval_samples=1", "devices=cuda")
+    notes = notes_of(lab.make_config(tiny_store, tmp_path / "run", *settings))
     assert [note for note in notes if note.startswith("device memory, predicted: ")]

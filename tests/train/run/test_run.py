@@ -140,7 +140,8 @@ def test_every_setting_is_harmless_or_part_of_the_identity(reference_run):
 
 
 def test_an_unfinished_run_of_another_device_keeps_its_numbers(lab, tiny_store, tmp_path):
-    config = lab.make_config(tiny_store, tmp_path / "run", "steps=0", "rows.row_tokens=none", "rows.anchors=none")
+    settings = ("drafter.head_dim=16", "steps=0", "rows.row_tokens=none", "rows.anchors=none")
+    config = lab.make_config(tiny_store, tmp_path / "run", *settings)
     (tmp_path / "run").mkdir()
     write_run(check(config))
     run = check_run(config, lambda: "cuda")
@@ -148,6 +149,23 @@ def test_an_unfinished_run_of_another_device_keeps_its_numbers(lab, tiny_store, 
     fresh = dataclasses.replace(config, out=str(tmp_path / "other"))
     facts = check_run(fresh, lambda: "cuda").facts
     assert (facts.device_type, facts.dtype, facts.row_tokens, facts.anchors) == ("cuda", "bfloat16", 16384, 2048)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_heads_too_narrow_for_a_card_are_refused_there(lab, tiny_store, tmp_path, is_new):
+    """Compiling would fail, deep inside of torch; a run that was begun on a CPU may go on there."""
+    config = lab.make_config(tiny_store, tmp_path / "run", "drafter.head_dim=14")
+    if not is_new:
+        (tmp_path / "run").mkdir()
+        write_run(check(config))
+    with pytest.raises(UserError, match="drafter.head_dim = 14 on a CUDA device") as caught:
+        check_run(config, lambda: "cuda")
+    assert len(str(caught.value).splitlines()) == 3
+    assert "at least 16," in caught.value.expected
+    assert (tmp_path / "run").exists() != is_new
+    assert check(config).is_new == is_new
+    wide = lab.make_config(tiny_store, tmp_path / "wide", "drafter.head_dim=16")
+    assert check_run(wide, lambda: "cuda").facts.spec.head_dim == 16
 
 
 @pytest.mark.parametrize("epochs, rows", [(1.0, 1), (2.0, 3), (0.5, 1), (0.01, 4)])

@@ -76,7 +76,8 @@ def test_rungs_lie_before_the_end_and_need_held_out_samples(lab, runs_lab, tiny_
 def test_runs_that_a_card_has_no_room_for_are_refused(lab, tiny_store, tmp_path):
     """The memory plan of every run, on the smallest of the cards; no card is needed to say so."""
     fields = {"drafter.intermediate_size": [64, 4096, 2**21, 2**22]}
-    sweep = planned(lab.config_of(tiny_store, tmp_path / "out", fields=fields), lab.base)
+    base = lab.base | {"drafter.head_dim": 16}
+    sweep = planned(lab.config_of(tiny_store, tmp_path / "out", fields=fields), base)
     cards = [Device("cuda:0", 80 * 2**30), Device("cuda:1", 4 * 2**30)]
     with pytest.raises(UserError) as caught:
         require_all(sweep, sweep.runs, cards)
@@ -84,6 +85,22 @@ def test_runs_that_a_card_has_no_room_for_are_refused(lab, tiny_store, tmp_path)
     assert "run 4, drafter.intermediate_size=4194304: the run needs" in caught.value.happened
     require_all(sweep, sweep.runs[:2], cards)
     assert [run.steps for run in sweep.runs] == [12, 12, None, None]
+
+
+def test_heads_too_narrow_for_a_card_are_refused_in_whole_sentences(lab, tiny_store, tmp_path):
+    sweep = planned(lab.config_of(tiny_store, tmp_path / "out", fields={"drafter.head_dim": [8, 14, 16]}), lab.base)
+    with pytest.raises(UserError) as caught:
+        require_all(sweep, sweep.runs, [Device("cuda:0", 80 * 2**30)])
+    assert caught.value.happened == (
+        "2 of 3 runs cannot be trained: run 1, drafter.head_dim=8: drafter.head_dim = 8 on a CUDA device "
+        "(expected: heads of a width of at least 16, which flex attention takes there); run 2, drafter.head_dim=14: "
+        "drafter.head_dim = 14 on a CUDA device "
+        "(expected: heads of a width of at least 16, which flex attention takes there)"
+    )
+    assert caught.value.advice == (
+        "train on the CPU with --devices cpu, or a new run with --set drafter.head_dim=16 or more"
+    )
+    require_all(sweep, sweep.runs, [Device("cpu")])
 
 
 def test_the_store_is_opened_once_and_packed_once_for_rows_that_runs_share(lab, tiny_store, tmp_path, monkeypatch):
