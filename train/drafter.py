@@ -144,14 +144,28 @@ class Drafter(nn.Module):
         BlockMask and the call is inside torch.compile. Anything else raises RuntimeError: no path is ever
         chosen silently.
         """
+        return self.rotated(taps, block_embeds, self.rotation(context_positions), self.rotation(block_positions), masks)
+
+    def rotated(
+        self,
+        taps: Tensor,
+        block_embeds: Tensor,
+        context_rotation: Rotation,
+        block_rotation: Rotation,
+        masks: Sequence[Tensor | BlockMask],
+    ) -> Tensor:
+        """The same from the rotary angles of both kinds of positions, see `rotation`.
+
+        A training step compiles this: angles formed inside of its graph would be formed again, by way of sine and
+        cosine, in each kernel that rotates, forward and backward.
+        """
         if len(masks) != len(self.spec.kinds):
             raise ValueError(f"{len(masks)} masks for the kinds of attention {[str(k) for k in self.spec.kinds]}")
         visible = [visible_keys(mask, len(taps), taps.device) for mask in masks]
         context = self.hidden_norm(self.fc(taps))  # [T, H]
-        rotations = self.rotation(block_positions), self.rotation(context_positions)
         x = block_embeds
         for layer, kind in zip(self.layers, self.layer_kinds):
-            inputs = layer, x, context, *rotations, visible[kind]
+            inputs = layer, x, context, block_rotation, context_rotation, visible[kind]
             if self.is_checkpointed and torch.is_grad_enabled():
                 x = checkpoint(run_layer, *inputs, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(x, Tensor)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .config import LossConfig
-from .objectives import OBJECTIVES, Drafted
+from .objectives import LABEL_OBJECTIVES, OBJECTIVES, Drafted
 from .slot import equal_chunk
 from .slot_weights import dynamic_weights
 
@@ -73,7 +73,8 @@ def make_chunk_loss(config: LossConfig, head: Head) -> ChunkFunction:
 
     It takes the products hidden @ weight.T [a*(B-1), V] of the drafter, those of the target (None where the objective
     reads none), labels i64 [a, B-1] and the slots' static weights [a, B-1], 0 where a slot is not valid. Beside the
-    slots' numbers it gives d loss / d products [a*(B-1), V] in their dtype.
+    slots' numbers it gives d loss / d products [a*(B-1), V] in their dtype, which may lie where the drafter's products
+    lay.
     """
     objective, multiplier, softcap = OBJECTIVES[config.objective], head.multiplier, head.softcap
 
@@ -111,6 +112,20 @@ def make_chunk_loss(config: LossConfig, head: Head) -> ChunkFunction:
         return SlotNumbers(used, judged.value.view(shape), nll.view(shape), hit.view(shape), alpha), gradient
 
     return chunk_loss
+
+
+def chunk_loss_on(device: torch.device, config: LossConfig, head: Head) -> ChunkFunction:
+    """The function of `make_chunk_loss` as this device runs it.
+
+    On CUDA an objective that knows the label alone has kernels of its own, the others are compiled.
+    """
+    if device.type != "cuda":
+        return make_chunk_loss(config, head)
+    if config.objective in LABEL_OBJECTIVES:
+        from .label_loss import make_label_loss  # imports Triton, which a CPU need not have
+
+        return make_label_loss(config, head)
+    return torch.compile(make_chunk_loss(config, head), fullgraph=True, dynamic=False)
 
 
 @torch.no_grad()

@@ -30,8 +30,6 @@ from .spec import DrafterSpec
 WORKSPACE_BYTES = 64 * 2**20  # matrix libraries: 32 MiB a stream on an H100, one stream more inside a graph
 EXAM_BLOCKS = 64  # blocks whose logits an exam makes at once (train/evaluate/walk.py)
 WIDE_LOGITS = {  # float32 copies of a chunk's logits in the compiled loss: without and with a soft cap (torch 2.13)
-    "ce": (0, 1),
-    "tv_tokens": (0, 1),
     "kl": (1, 3),
     "tv": (1, 2),
     "lk": (1, 2),
@@ -153,15 +151,17 @@ def both_ends(sizes: RowSizes) -> Part:
 def loss_moment(sizes: RowSizes, chunk_blocks: int, objective: str, is_checkpointed: bool) -> Moment:
     """The loss of one chunk: n rows of the head, B-1 of each of its blocks.
 
-    Inputs [n, H]; products [n, V] and the gradient by them in the run's dtype, and the compiled loss's fp32 copies.
-    With the target's distribution also its products and inputs, and the row's normed last states [T, H], which three
-    fp32 temporaries make before the first chunk.
+    Inputs [n, H]; products [n, V], over which an objective on tokens alone writes the gradient by them. With the
+    target's distribution that gradient beside them, the target's products and inputs, the compiled loss's fp32 copies,
+    and the row's normed last states [T, H], which three fp32 temporaries make before the first chunk.
     """
     spec, width = sizes.spec, sizes.width
     num_rows = equal_chunk(sizes.shape.anchors, chunk_blocks) * (sizes.shape.block_size - 1)
     has_last = objective not in TOKEN_OBJECTIVES
-    copies = WIDE_LOGITS[objective][spec.logit_softcap is not None]
-    logits = num_rows * spec.vocab_size * ((3 if has_last else 2) * width + copies * WIDE)
+    logits = num_rows * spec.vocab_size * width
+    if has_last:
+        copies = WIDE_LOGITS[objective][spec.logit_softcap is not None]
+        logits = num_rows * spec.vocab_size * (3 * width + copies * WIDE)
     chunk = logits + (2 if has_last else 1) * num_rows * spec.hidden_size * width
     if has_last:
         normed = 3 * WIDE * sizes.context // width

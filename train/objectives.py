@@ -31,15 +31,37 @@ class Judged(NamedTuple):
     alpha: Tensor | None = None  # [n], expected acceptance, where the target's distribution is known
 
 
-def cross_entropy(drafted: Drafted, _config: LossConfig) -> Judged:
+class FromLabel(NamedTuple):
+    """An objective that knows the label alone, of n slots: its gradient is q times a factor, but for the label's."""
+
+    value: Tensor  # [n]
+    factor: Tensor  # [n], d value / d logits = factor * q at every other token
+    label_error: Tensor  # [n], and this at the label
+
+
+def cross_entropy(nll: Tensor) -> FromLabel:
     """-log q(label); gradient q - onehot. At the label q - 1 is expm1(-nll), exact also where q is near 1."""
-    return Judged(drafted.nll, drafted.log_q.exp_(), torch.expm1(-drafted.nll))
+    return FromLabel(nll, torch.ones_like(nll), torch.expm1(-nll))
 
 
-def token_variation(drafted: Drafted, _config: LossConfig) -> Judged:
+def token_variation(nll: Tensor) -> FromLabel:
     """Total variation against the label as a one-hot target: 1 - q(label); gradient q(label) * (q - onehot)."""
-    chance, miss = torch.exp(-drafted.nll), -torch.expm1(-drafted.nll)
-    return Judged(miss, drafted.log_q.exp_().mul_(chance[:, None]), -chance * miss)
+    chance, miss = torch.exp(-nll), -torch.expm1(-nll)
+    return FromLabel(miss, chance, -chance * miss)
+
+
+LABEL_OBJECTIVES: dict[str, Callable[[Tensor], FromLabel]] = {"ce": cross_entropy, "tv_tokens": token_variation}
+"""The objectives that need the text alone, as functions of nll [n]."""
+
+
+def over_all_tokens(objective: Callable[[Tensor], FromLabel]) -> "Objective":
+    """An objective of the label with its gradient by every logit."""
+
+    def judge(drafted: Drafted, _config: LossConfig) -> Judged:
+        told = objective(drafted.nll)
+        return Judged(told.value, drafted.log_q.exp_().mul_(told.factor[:, None]), told.label_error)
+
+    return judge
 
 
 def divergence(drafted: Drafted, _config: LossConfig) -> Judged:
@@ -75,9 +97,9 @@ def hybrid(drafted: Drafted, config: LossConfig) -> Judged:
     return Judged(value, error * share[:, None] + away * ((1.0 - share) * alpha)[:, None], alpha=alpha)
 
 
-OBJECTIVES: dict[str, Callable[[Drafted, LossConfig], Judged]] = {
-    "ce": cross_entropy,
-    "tv_tokens": token_variation,
+Objective = Callable[[Drafted, LossConfig], Judged]
+OBJECTIVES: dict[str, Objective] = {
+    **{name: over_all_tokens(objective) for name, objective in LABEL_OBJECTIVES.items()},
     "kl": divergence,
     "tv": variation,
     "lk": log_acceptance,

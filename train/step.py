@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from .batch import RowBatch
 from .config import CHUNK_BLOCKS, LossConfig
 from .drafter import Drafter
-from .loss import BlockLoss, Head, Teacher, final_norm, frozen_head_loss, make_chunk_loss
+from .loss import BlockLoss, Head, Teacher, chunk_loss_on, final_norm, frozen_head_loss
 from .replay import WARM_UP_ROWS, Replay
 from .slot import RowShape
 from .slot_counts import slot_numbers
@@ -110,10 +111,11 @@ class TrainStep:
         self.gradient_sum = torch.zeros(sum(sizes), dtype=torch.float32, device=weight.device)
         pieces = self.gradient_sum.split(sizes)
         self.gradients = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
-        compiled = weight.device.type == "cuda"
-        self.forward = torch.compile(drafter, fullgraph=True, dynamic=False) if compiled else drafter
-        chunk_loss = make_chunk_loss(config, self.head)
-        self.chunk_loss = torch.compile(chunk_loss, fullgraph=True, dynamic=False) if compiled else chunk_loss
+        self.is_compiled = weight.device.type == "cuda"
+        self.rotated = drafter.rotated
+        if self.is_compiled:
+            self.rotated = torch.compile(drafter.rotated, fullgraph=True, dynamic=False)
+        self.chunk_loss = chunk_loss_on(weight.device, config, self.head)
         self.reset()
 
     def reset(self) -> None:
@@ -171,13 +173,25 @@ class TrainStep:
         places = (batch.anchors[:, None] + self.slot_numbers).clamp(max=len(batch.last) - 1)  # [A, B-1]
         return Teacher(final_norm(batch.last, self.norm, self.norm_eps), places)
 
+    def forward(
+        self,
+        taps: Tensor,
+        block_embeds: Tensor,
+        context_positions: Tensor,
+        block_positions: Tensor,
+        masks: Sequence[Tensor | BlockMask],
+    ) -> Tensor:
+        """The drafter's forward as the device runs it; inputs and output are those of `Drafter.forward`."""
+        rotations = self.drafter.rotation(context_positions), self.drafter.rotation(block_positions)
+        return self.rotated(taps, block_embeds, *rotations, masks)
+
     def infer(self, *inputs: Any) -> Tensor:
         """The drafter's forward for an exam, without gradients: [Q, H].
 
         On CUDA it runs the frame that training compiled. Grad mode is part of a frame's key, so gradients are on
         there and cut off at once; a second frame would take another minute to compile.
         """
-        with torch.set_grad_enabled(self.forward is not self.drafter):
+        with torch.set_grad_enabled(self.is_compiled):
             return self.forward(*inputs).detach()
 
     def block_embeds(self, batch: RowBatch) -> Tensor:

@@ -5,8 +5,9 @@ table, whose last line is the rows as JSON:
     python tests/bench/step.py --part 8b --part 27b --out DIR
     python tests/bench/step.py --merge DIR
 Rows are synthetic: random states in pinned host memory, full rows of samples of 4,096 tokens that are all trained on,
-anchors new in every step and drawn as the loader draws them. A step is bf16, one row and one AdamW update, and the copy
-of the row to the device is in it; rates without that copy are beside it.
+anchors new in every step and drawn as the loader draws them. A step is bf16, one row and one AdamW update; as in the
+trainer the next row is copied to the device while it computes. speculators copies its row within the step, as its own
+trainer does: its rate without that copy is beside it.
 """
 
 import argparse
@@ -155,9 +156,9 @@ def run_process(process: str, args: argparse.Namespace) -> None:
 def measure_beside(part: Part, case: Case, device: torch.device, choices: Choices, num_steps: int) -> None:
     """Our side of the comparison with speculators."""
     with rows_of(case, device) as rows:
-        ours = Ours(case, device, choices)
-        ours.run(rows.draw(peer.WARM_UP))
-        taken, again = ours.time(rows.draw(num_steps)), ours.time(rows.draw(num_steps))
+        ours, staged = Ours(case, device, choices), speed.staged_rows(rows)
+        ours.train(staged, peer.WARM_UP)
+        taken, again = ours.time(staged, num_steps), ours.time(staged, num_steps)
     print(f"ours beside speculators: {taken}", flush=True)
     peer.put_side(part, "ours_beside", case, taken, again)
 

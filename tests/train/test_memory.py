@@ -6,8 +6,8 @@ import pytest
 import torch
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.blocks import RowMasks
-from dflash_offline.train.config import OBJECTIVE_NAMES, LossConfig, OptimConfig
-from dflash_offline.train.drafter import Drafter, run_layer
+from dflash_offline.train.config import OBJECTIVE_NAMES, TOKEN_OBJECTIVES, LossConfig, OptimConfig
+from dflash_offline.train.drafter import Drafter, Rotation, run_layer
 from dflash_offline.train.evaluate import walk
 from dflash_offline.train.kinds import AttentionKind
 from dflash_offline.train.memory import EXAM_BLOCKS, WIDE_LOGITS, Plan, predict_peak
@@ -97,14 +97,13 @@ def test_the_staged_row_is_a_slot_of_the_loader(tiny_spec: MakeSpec, objective: 
 
 
 def forward(
-    drafter: Drafter, taps: Tensor, embeds: Tensor, positions: Tensor, block_positions: Tensor, masks: tuple
+    drafter: Drafter, taps: Tensor, embeds: Tensor, rotation: Rotation, block_rotation: Rotation, masks: tuple
 ) -> Tensor:
-    """What Drafter.forward does on CUDA, where the device is not looked at."""
+    """What Drafter.rotated does on CUDA, where the device is not looked at."""
     context = drafter.hidden_norm(drafter.fc(taps))
-    rotations = drafter.rotation(block_positions), drafter.rotation(positions)
     x = embeds
     for layer, kind in zip(drafter.layers, drafter.layer_kinds):
-        inputs = layer, x, context, *rotations, masks[kind]
+        inputs = layer, x, context, block_rotation, rotation, masks[kind]
         if drafter.is_checkpointed:
             x = checkpoint(run_layer, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -150,9 +149,11 @@ def kept_by_torch(spec: DrafterSpec, shape: RowShape, is_checkpointed: bool) -> 
         tokens, queries = shape.row_tokens, shape.num_queries
         taps = torch.empty(tokens, spec.num_taps * spec.hidden_size, dtype=torch.bfloat16)
         embeds = torch.empty(queries, spec.hidden_size, dtype=torch.bfloat16)
-        positions, block_positions = (torch.empty(count, dtype=torch.int64) for count in (tokens, queries))
+        rotation, block_rotation = (
+            drafter.rotation(torch.empty(count, dtype=torch.int64)) for count in (tokens, queries)
+        )
         compiled = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
-        compiled(drafter, taps, embeds, positions, block_positions, masks)
+        compiled(drafter, taps, embeds, rotation, block_rotation, masks)
     torch._dynamo.reset()
     (found,) = kept
     return found
@@ -196,14 +197,14 @@ def test_more_never_takes_less(tiny_spec: MakeSpec) -> None:
     assert peak(optimizer="muon") < peak()
 
 
-def test_a_chunk_takes_its_logits_twice_in_bfloat16(tiny_spec: MakeSpec) -> None:
-    """Products and the gradient by them, and the chunk's inputs; the chunk is a divisor of the anchors."""
+def test_a_chunk_takes_its_logits_once_in_bfloat16(tiny_spec: MakeSpec) -> None:
+    """Products, over which the gradient by them goes, and the chunk's inputs; the chunk is a divisor of the anchors."""
     spec = tiny_spec(vocab_size=3000)
     (loss,) = (moment for moment in plan_of(spec, chunk_blocks=15).moments if moment.name == "loss")
     rows = 8 * (spec.block_size - 1)
-    assert loss.parts[-1].size_bytes == rows * (2 * 3000 + spec.hidden_size) * 2
+    assert loss.parts[-1].size_bytes == rows * (3000 + spec.hidden_size) * 2
 
 
 def test_numbers_that_other_files_own() -> None:
     assert walk.HEAD_BLOCKS == EXAM_BLOCKS
-    assert set(WIDE_LOGITS) == set(OBJECTIVE_NAMES)
+    assert set(WIDE_LOGITS) == set(OBJECTIVE_NAMES) - set(TOKEN_OBJECTIVES)

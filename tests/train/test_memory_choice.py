@@ -95,10 +95,12 @@ def test_chunks_divide_the_anchors_and_stay_below_what_pays(demand, anchors: int
 
 
 def test_larger_cards_never_get_a_slower_choice(demand) -> None:
-    order = list(candidates(demand()))
+    """With an objective of which a chunk takes much."""
+    wanted = demand(objective="kl")
+    order = list(candidates(wanted))
     places = []
-    for card_gb in range(66, 150, 4):
-        choice = chosen(demand(), card_gb)
+    for card_gb in range(70, 170, 4):
+        choice = chosen(wanted, card_gb)
         places.append(order.index((choice.chunk_blocks, choice.is_checkpointed)))
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 2

@@ -1,9 +1,11 @@
 """The drafters and rows that are measured: real widths, synthetic rows as the loader hands them over."""
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ import torch
 from dflash_offline.pinned_memory import pinned
 from dflash_offline.store.samples import eligible_anchors
 from dflash_offline.train.config import DrafterConfig
+from dflash_offline.train.loader import LoadedRow
+from dflash_offline.train.order import Place, RowCounts
 from dflash_offline.train.packing import choose_anchors
 from dflash_offline.train.slot import RowArrays, RowShape, RowSlot
 from dflash_offline.train.spec import DrafterSpec, make_spec
 
 BLOCK_SIZE = 16
-HOST_ROWS = 2  # rows of taps in host memory; the anchors are new in every step
+HOST_ROWS = 3  # rows of taps in host memory, as many as the trainer's ring has; the anchors are new in every step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +121,17 @@ def tiny(case: Case) -> Case:
 
 
 class Rows:
-    """Full rows in host memory, pinned as the trainer pins the loader's ring; the taps of two rows in turn."""
+    """Full rows in host memory, pinned as the trainer pins the loader's ring; the taps of a few rows in turn.
+
+    It stands where `train.staging.Staged` has the loader, whose rows it hands out without reading any.
+    """
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device = case, device
         slot = RowSlot(shape=case.shape, num_taps=case.taps, hidden_size=case.hidden, codec_name="raw")
+        self.plan = SimpleNamespace(slot=slot, num_own_rows=sys.maxsize)
+        self.num_slots, self.free = HOST_ROWS, list(range(HOST_ROWS))
+        self.taken: list[RowArrays] = []
         self.memory = np.zeros((HOST_ROWS, slot.size_bytes), np.uint8)
         self.rows = [slot.view(part) for part in self.memory]
         self.eligible = np.zeros(case.row_tokens, np.bool_)  # [T]
@@ -148,15 +158,33 @@ class Rows:
 
     def draw(self, count: int) -> list[RowArrays]:
         """The next rows, each with anchors of its own."""
-        drawn = []
-        for _ in range(count):
-            row, shape = self.rows[self.num_drawn % HOST_ROWS], self.case.shape
-            anchors, keep = choose_anchors(
-                self.eligible, row.sample_ids, shape.anchors, unit=shape.unit, seed=0, epoch=0, row=self.num_drawn
-            )
-            drawn.append(dataclasses.replace(row, anchors=anchors, keep=keep))
-            self.num_drawn += 1
-        return drawn
+        return [self.drawn(self.rows[self.num_drawn % HOST_ROWS]) for _ in range(count)]
+
+    def drawn(self, row: RowArrays) -> RowArrays:
+        """The row with the next anchors."""
+        shape = self.case.shape
+        anchors, keep = choose_anchors(
+            self.eligible, row.sample_ids, shape.anchors, unit=shape.unit, seed=0, epoch=0, row=self.num_drawn
+        )
+        self.num_drawn += 1
+        return dataclasses.replace(row, anchors=anchors, keep=keep)
+
+    @property
+    def num_ready(self) -> int:
+        return len(self.free)
+
+    def take(self) -> LoadedRow:
+        """The next row in its slot, as `Loader.take`."""
+        number, place = self.free.pop(0), Place(0, self.num_drawn)
+        row = self.drawn(self.rows[number])
+        self.taken.append(row)
+        self.rows[number].anchors[:], self.rows[number].keep[:] = row.anchors, row.keep
+        counts = RowCounts(len(np.unique(row.sample_ids)), self.case.row_tokens, int(row.keep.sum()))
+        after, samples = Place(0, self.num_drawn), np.unique(row.sample_ids)
+        return LoadedRow(number, place, counts, after, samples, self.memory[number], self.rows[number])
+
+    def give_back(self, row: LoadedRow) -> None:
+        self.free.append(row.number)
 
 
 @contextmanager

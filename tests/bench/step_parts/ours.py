@@ -2,7 +2,7 @@
 
 import inspect
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from dflash_offline.train.memory_choice import chunk_sizes
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.pending import PendingUpdate
 from dflash_offline.train.slot import RowArrays
+from dflash_offline.train.staging import Staged
 from dflash_offline.train.step import TrainStep
 
 from .cases import Case
@@ -73,30 +74,39 @@ class Ours:
         self.batch = RowBatch(self.spec, case.shape, device, self.dtype)
 
     def run(self, rows: Sequence[RowArrays]) -> list[list[Mark]]:
-        """One update a row, its numbers read one row later as in the trainer.
+        """One update a row, each copied to the device when its turn comes; see `updates`."""
+        return self.updates(len(rows), lambda number: self.batch.load(rows[number]), lambda: None)
+
+    def train(self, staged: Staged, num_steps: int) -> list[list[Mark]]:
+        """As the trainer: one update a row, the next row copied while the device computes; see `updates`."""
+        return self.updates(num_steps, lambda _: staged.load(self.batch), lambda: staged.stage(self.batch))
+
+    def updates(self, num_steps: int, load: Callable[[int], object], stage: Callable[[], object]) -> list[list[Mark]]:
+        """Updates of one row each, their numbers read one update later as in the trainer.
 
         Gives the moments before load, accumulate and update of each, and after the last.
         """
         marks, pending = [], None
-        for row in rows:
+        for number in range(num_steps):
             begin = mark(self.device)
             self.step.reset()
-            self.batch.load(row)
+            load(number)
             loaded = mark(self.device)
             self.step.accumulate(self.batch)
-            summed = mark(self.device)
-            update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
             if pending is not None:
                 pending.numbers(self.step.sums)
+            summed = mark(self.device)
+            update = self.optimizer.step(self.step.gradients, self.step.sums.weight)
+            stage()
             pending = PendingUpdate.of(1, update, self.step.sums, {})
             marks.append([begin, loaded, summed])
         marks.append([mark(self.device)])
         finish(self.device)
         return marks
 
-    def time(self, rows: Sequence[RowArrays]) -> StepTime:
-        """The step's time over these rows; it must be warm."""
-        return median_parts(self.run(rows))
+    def time(self, staged: Staged, num_steps: int) -> StepTime:
+        """The step's time; it must be warm."""
+        return median_parts(self.train(staged, num_steps))
 
 
 def median_parts(marks: Sequence[Sequence[Mark]]) -> StepTime:

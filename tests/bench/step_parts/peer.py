@@ -162,6 +162,7 @@ def version() -> str:
 def put_side(part: Part, side: str, case: Case, taken: StepTime, again: StepTime) -> None:
     """The rows that both sides have."""
     part.put(f"draft_positions_per_s_{side}", case.positions / taken.whole * 1e3, "positions/s")
+    part.put(f"draft_positions_per_s_without_load_{side}", case.positions / taken.without_load * 1e3, "positions/s")
     part.put(f"step_ms_{side}", taken.whole, "ms")
     part.put(f"second_run_ms_{side}", again.whole, "ms")
     part.put(f"load_ms_{side}", taken.load, "ms")

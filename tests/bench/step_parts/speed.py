@@ -2,12 +2,14 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from dflash_offline.train.device import compiled_once
 from dflash_offline.train.flops import mean_visible, step_flops, tokens_behind
 from dflash_offline.train.loss import equal_chunk
 from dflash_offline.train.slot import RowArrays
+from dflash_offline.train.staging import Staged
 from torch._dynamo.utils import counters
 
 from . import kernels
@@ -36,14 +38,13 @@ def measure(part: Part, case: Case, device: torch.device, choices: Choices, num_
     name = part.name
     size = 8192 if device.type == "cuda" else 256
     with rows_of(case, device) as rows:
-        ours = Ours(case, device, choices)
+        ours, staged = Ours(case, device, choices), staged_rows(rows)
         with compiled_once(device):
-            ours.run(rows.draw(WARM_UP))
+            ours.train(staged, WARM_UP)
             before = matmul_tflops(device, size)
-            timed = rows.draw(num_steps)
-            taken, again = ours.time(timed), ours.time(rows.draw(num_steps))
+            taken, again = ours.time(staged, num_steps), ours.time(staged, num_steps)
             after = matmul_tflops(device, size)
-        put_speed(part, case, mean_flops(case, timed), taken, (before + after) / 2)
+        put_speed(part, case, mean_flops(case, rows.taken[-2 * num_steps :]), taken, (before + after) / 2)
         part.put(f"second_run_ms_{name}", again.whole, "ms")
         part.put(f"matmul_tflops_before_{name}", before, "TFLOP/s")
         part.put(f"matmul_tflops_after_{name}", after, "TFLOP/s")
@@ -53,11 +54,11 @@ def measure(part: Part, case: Case, device: torch.device, choices: Choices, num_
         if name in ("8b", "27b"):
             put_bare(part, ours, taken)
         if name == "8b":
-            put_profile(part, ours, rows)
+            put_profile(part, ours, staged)
 
 
 def put_speed(part: Part, case: Case, flops: dict[str, float], taken: StepTime, peak: float) -> None:
-    """Loading the row and the optimizer are in the step; beside it the same without the load."""
+    """The row's way from the staging memory and the optimizer are in the step; beside it the same without the first."""
     name, total = part.name, sum(flops.values())
     shown = ", ".join(f"{key} {value / 1e12:.1f}" for key, value in flops.items())
     print(f"{name}: {total / 1e12:.1f} TFLOP a step ({shown})", flush=True)
@@ -92,11 +93,16 @@ def put_bare(part: Part, ours: Ours, taken: StepTime) -> None:
     part.put(f"bare_attention_ms_{name}", attention, "ms")
 
 
-def put_profile(part: Part, ours: Ours, rows: Rows) -> None:
+def staged_rows(rows: Rows) -> Staged:
+    """The rows as the trainer has the loader's."""
+    loader: Any = rows
+    return Staged(loader, rows.device)
+
+
+def put_profile(part: Part, ours: Ours, staged: Staged) -> None:
     """Share of all kernels' time, load and update with it, in kernels that are neither matmul nor attention."""
-    kernels.recorded(lambda: ours.run(rows.draw(1)), ours.device)  # the profiler's own start
-    drawn = rows.draw(PROFILED)
-    work = kernels.recorded(lambda: ours.run(drawn), ours.device)
+    kernels.recorded(lambda: ours.train(staged, 1), ours.device)  # the profiler's own start
+    work = kernels.recorded(lambda: ours.train(staged, PROFILED), ours.device)
     if not work:
         part.left_out["other_kernels_share"] = "no device to profile"
         return
@@ -105,8 +111,7 @@ def put_profile(part: Part, ours: Ours, rows: Rows) -> None:
     part.put("other_kernels_share", by_kind[kernels.OTHER] + by_kind[kernels.UNCLASSIFIED])
     for kind, share in by_kind.items():
         part.put(f"{kind}_kernels_share_of_8b", share)
-    drawn = rows.draw(1)
-    ours.batch.load(drawn[0])
+    staged.load(ours.batch)
     inner = kernels.shares(kernels.recorded(lambda: ours.step.accumulate(ours.batch), ours.device))
     part.put("other_kernels_share_without_load_and_update", inner[kernels.OTHER] + inner[kernels.UNCLASSIFIED])
 
@@ -117,17 +122,16 @@ def measure_small(part: Part, case: Case, device: torch.device, choices: Choices
     ending = "" if choices.cuda_graph else "_no_graphs"
     own = Choices(chunk_blocks=choices.chunk_blocks, cuda_graph=choices.cuda_graph if offers(GRAPH_KEYWORD) else None)
     with rows_of(case, device) as rows, compiled_once(device):
-        ours = Ours(case, device, own)
-        ours.run(rows.draw(WARM_UP))
-        taken = ours.time(rows.draw(num_steps))
+        ours, staged = Ours(case, device, own), staged_rows(rows)
+        ours.train(staged, WARM_UP)
+        taken = ours.time(staged, num_steps)
         part.put(f"step_ms_small{ending}", taken.whole, "ms")
         part.put(f"load_ms_small{ending}", taken.load, "ms")
         part.put(f"optimizer_ms_small{ending}", taken.update, "ms")
         part.put(f"draft_positions_per_s_small{ending}", case.positions / taken.whole * 1e3, "positions/s")
         part.put(f"peak_gib_small{ending}", peak_gib(), "GiB")
-        kernels.recorded(lambda: ours.run(rows.draw(1)), device)
-        drawn = rows.draw(num_steps)
-        work = kernels.recorded(lambda: ours.run(drawn), device)
+        kernels.recorded(lambda: ours.train(staged, 1), device)
+        work = kernels.recorded(lambda: ours.train(staged, num_steps), device)
     if not work:
         part.left_out[f"gpu_idle_small{ending}"] = "no device to profile"
         return
