@@ -39,6 +39,16 @@ def test_an_h100_takes_the_librarys_own_tiles(head_dim: int) -> None:
     assert kernel_options(227 * KIB, head_dim, 2) is None
 
 
+def test_a_hopper_card_walks_heads_of_128_in_smaller_tiles_forward() -> None:
+    """Those that were measured; the backward stays the library's, and so does all of another card with as much memory."""
+    options = kernel_options(227 * KIB, 128, 2, (9, 0))
+    assert options is not None
+    assert list(options.values()) == [64, 64, 3, 4]
+    assert kernel_options(227 * KIB, 128, 2, (10, 0)) is None
+    assert kernel_options(227 * KIB, 64, 2, (9, 0)) is None
+    assert kernel_options(99 * KIB, 128, 2, (9, 0)) == kernel_options(99 * KIB, 128, 2)
+
+
 @pytest.mark.parametrize("head_dim", HEADS)
 @pytest.mark.parametrize("kib", [48, 99, 163])
 def test_smaller_cards_get_tiles_that_fit(kib: int, head_dim: int) -> None:
@@ -116,4 +126,5 @@ def test_a_drafter_on_cuda_has_those_of_the_card(tiny_spec: Callable[..., Drafte
     """Needs a device that reports its shared memory."""
     drafter = Drafter(tiny_spec(head_dim=128)).to("cuda", torch.bfloat16)
     room = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-    assert drafter.layers[0].self_attn.kernel_options == kernel_options(room, 128, 2)
+    capability = torch.cuda.get_device_capability(0)
+    assert drafter.layers[0].self_attn.kernel_options == kernel_options(room, 128, 2, capability)

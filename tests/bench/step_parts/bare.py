@@ -42,7 +42,8 @@ def bare_gemms(ours: Ours, chunk_blocks: int) -> list[Bare]:
 
 
 def bare_attention(ours: Ours) -> list[Bare]:
-    """Compiled flex attention under the masks of the row that is loaded; backward is both less forward."""
+    """Compiled flex attention under the masks of the row that is loaded, in the step's own tiles; backward is both less
+    forward."""
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
     found = []
     layers = Counter(ours.spec.attention)
@@ -58,9 +59,10 @@ def bare_attention(ours: Ours) -> list[Bare]:
 def attention_ms(compiled: Callable[..., Any], ours: Ours, mask: BlockMask) -> tuple[float, float]:
     """One forward, and one forward with its backward."""
     queries, keys, values, outer = attention_tensors(ours)
+    options = ours.drafter.layers[0].self_attn.kernel_options
 
     def forward() -> Tensor:
-        return compiled(queries, keys, values, block_mask=mask, enable_gqa=True)
+        return compiled(queries, keys, values, block_mask=mask, enable_gqa=True, kernel_options=options)
 
     def both() -> object:
         return torch.autograd.grad(forward(), (queries, keys, values), outer)

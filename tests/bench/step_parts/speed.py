@@ -17,7 +17,7 @@ from .bare import bare_attention, bare_gemms
 from .cases import Case, Rows, rows_of
 from .ours import GRAPH_KEYWORD, Choices, Ours, StepTime, offers, peak_gib
 from .table import Part
-from .timing import matmul_tflops
+from .timing import burst_tflops, matmul_tflops
 
 WARM_UP = 3  # the first compiles, the second has the optimizer's state
 PROFILED = 5
@@ -44,7 +44,11 @@ def measure(part: Part, case: Case, device: torch.device, choices: Choices, num_
             before = matmul_tflops(device, size)
             taken, again = ours.time(staged, num_steps), ours.time(staged, num_steps)
             after = matmul_tflops(device, size)
-        put_speed(part, case, mean_flops(case, rows.taken[-2 * num_steps :]), taken, (before + after) / 2)
+            burst = burst_tflops(device, size)
+        flops = mean_flops(case, rows.taken[-2 * num_steps :])
+        put_speed(part, case, flops, taken, (before + after) / 2)
+        part.put(f"share_of_burst_peak_{name}", sum(flops.values()) / taken.whole / 1e9 / burst)
+        part.put(f"matmul_tflops_burst_{name}", burst, "TFLOP/s")
         part.put(f"second_run_ms_{name}", again.whole, "ms")
         part.put(f"matmul_tflops_before_{name}", before, "TFLOP/s")
         part.put(f"matmul_tflops_after_{name}", after, "TFLOP/s")

@@ -8,6 +8,7 @@ import torch
 
 Mark = torch.cuda.Event | float
 PEAK_SIZE = 8192
+REST_S = 5.0
 
 
 def mark(device: torch.device) -> Mark:
@@ -46,9 +47,19 @@ def median_ms(run: Callable[[], object], device: torch.device, *, rounds: int = 
     return statistics.median(ms_between(*pair) for pair in marks[1:]) / inner
 
 
-def matmul_tflops(device: torch.device, size: int = PEAK_SIZE) -> float:
-    """TFLOP/s of a square bf16 product of random numbers: what the device reaches, not what its datasheet says."""
+def matmul_tflops(device: torch.device, size: int = PEAK_SIZE, *, rounds: int = 9) -> float:
+    """TFLOP/s of a square bf16 product of random numbers: what the device reaches, not what its datasheet says.
+
+    As many rounds as by default bring a card at its power limit down to the clock that it can keep.
+    """
     a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    ms = median_ms(lambda: torch.mm(a, b, out=out), device, rounds=9, inner=10 if device.type == "cuda" else 1)
+    ms = median_ms(lambda: torch.mm(a, b, out=out), device, rounds=rounds, inner=10 if device.type == "cuda" else 1)
     return 2 * size**3 / ms / 1e9
+
+
+def burst_tflops(device: torch.device, size: int = PEAK_SIZE) -> float:
+    """The same of ten products after a rest, before a power limit takes hold: a rate that no run can keep."""
+    finish(device)
+    time.sleep(REST_S if device.type == "cuda" else 0.0)
+    return matmul_tflops(device, size, rounds=1)
