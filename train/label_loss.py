@@ -18,6 +18,7 @@ from .objectives import LABEL_OBJECTIVES
 from .slot_weights import dynamic_weights
 
 BLOCK = 4096  # tokens that a program looks at together
+REACH = 8  # neighbours of which a lane takes the largest first
 NUM_WARPS = 8
 
 
@@ -52,7 +53,7 @@ def slot_numbers(products: Tensor, label: Tensor, head: Head) -> tuple[Tensor, T
     num_rows, width = products.shape
     nll, log_sum = (torch.empty(num_rows, dtype=torch.float32, device=products.device) for _ in range(2))
     best = torch.empty(num_rows, dtype=torch.int64, device=products.device)
-    launch(slot_kernel, num_rows, products, label, nll, log_sum, best, width, *cap_of(head))
+    launch(slot_kernel, num_rows, products, label, nll, log_sum, best, width, *cap_of(head), REACH)
     return nll, log_sum, best
 
 
@@ -99,24 +100,26 @@ def slot_kernel(
     multiplier,
     softcap,
     has_cap: tl.constexpr,
+    reach: tl.constexpr,
     block: tl.constexpr,
 ):
     """One row a program: every lane keeps its largest logit, its first place, and the sum of exponentials below it."""
     row = tl.program_id(0).to(tl.int64)
     own = products + row * width
-    lanes = tl.arange(0, block)
-    top = tl.full([block], -float("inf"), tl.float32)
-    total = tl.zeros([block], tl.float32)
-    place = tl.zeros([block], tl.int32)
+    lanes = tl.arange(0, block // reach) * reach
+    columns = lanes[:, None] + tl.arange(0, reach)[None, :]  # a lane's neighbours lie in one thread
+    top = tl.full([block // reach], -float("inf"), tl.float32)
+    total = tl.zeros([block // reach], tl.float32)
+    place = tl.zeros([block // reach], tl.int32)
     for begin in range(0, width, block):
-        column = begin + lanes
-        here = column < width
-        logit = logits_of(tl.load(own + column, mask=here, other=0.0), multiplier, softcap, has_cap)
+        here = begin + columns < width
+        logit = logits_of(tl.load(own + begin + columns, mask=here, other=0.0), multiplier, softcap, has_cap)
         logit = tl.where(here, logit, -float("inf"))
-        higher = tl.maximum(top, logit)
+        high, first = tl.max(logit, 1, return_indices=True)
+        higher = tl.maximum(top, high)
         shift = tl.where(higher == -float("inf"), 0.0, higher)  # no infinity less infinity
-        total = total * tl.exp(top - shift) + tl.exp(logit - shift)
-        place = tl.where(logit > top, column, place)
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(logit - shift[:, None]), 1)
+        place = tl.where(high > top, begin + lanes + first, place)
         top = higher
     peak = tl.max(top, 0)
     shift = tl.where(peak == -float("inf"), 0.0, peak)

@@ -114,7 +114,7 @@ class Trainer:
             compiled_once(self.device),
         ):
             noise = TapNoise(self.facts.noise, self.facts.seed, self.device) if self.facts.noise else None
-            self.rows = Staged(self.loader, self.device, noise=noise)
+            self.rows = Staged(self.loader, self.device, noise=noise, graph_pool=self.step.graph_pool)
             if self.examine_if_due() and is_resumed:  # the run was told to end before this exam
                 self.save()
             while self.state.step < self.last_step and not self.is_ending:

@@ -4,6 +4,7 @@ Knows addresses only. What is captured must read and write memory that stays whe
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,22 +12,24 @@ from torch import Tensor
 from .. import UserError
 
 WARM_UP_ROWS = 2  # rows run launch by launch first: they compile, load and choose every kernel
+Pool = Any  # of memory, as torch.cuda.graph_pool_handle names it
 Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Replay:
     """`work`, captured when this is made and not run by it; each call runs it once.
 
-    `buffers` are the tensors that callers fill for it and read from it. What it allocates lives in a pool of its
-    own, which is kept for the next call.
+    `buffers` are the tensors that callers fill for it and read from it. What it allocates lives in `pool`, which is
+    kept for the next call; graphs that run one after another on one stream, none leaving anything there for a later
+    one, may share it.
     """
 
-    def __init__(self, work: Callable[[], None], buffers: Sequence[Tensor]) -> None:
+    def __init__(self, work: Callable[[], None], buffers: Sequence[Tensor], pool: Pool) -> None:
         self.work = work  # what it holds must outlive the graph
         self.places = places_of(buffers)
         self.num_replays = 0
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool):
             work()
 
     def __call__(self, buffers: Sequence[Tensor]) -> None:

@@ -17,6 +17,7 @@ from .flops import row_flops
 from .loader import LoadedRow, Loader
 from .noise import TapNoise
 from .order import Place, RowCounts
+from .replay import WARM_UP_ROWS, Pool, Replay
 from .slot import RowSlot
 
 
@@ -37,12 +38,17 @@ class Staged:
 
     `load` fills a batch with the next row; `stage`, called once its computation was sent to the device, starts the copy
     of the one after. A slot goes back to the loader when its copy is done, which is looked up whenever a row is taken;
-    the host waits for a copy only where every slot of the ring is still out.
+    the host waits for a copy only where every slot of the ring is still out. With a `graph_pool` (CUDA alone) the
+    third batch and every later one is filled by one CUDA graph: all must be the same batch.
     """
 
-    def __init__(self, loader: Loader, device: torch.device, *, noise: TapNoise | None = None) -> None:
+    def __init__(
+        self, loader: Loader, device: torch.device, *, noise: TapNoise | None = None, graph_pool: Pool | None = None
+    ) -> None:
         slot = loader.plan.slot
         self.loader, self.noise = loader, noise
+        self.graph_pool, self.num_filled = graph_pool, 0
+        self.replay: Replay | None = None
         self.num_left = loader.plan.num_own_rows  # to take
         self.memory = torch.zeros(slot.size_bytes, dtype=torch.uint8, device=device)
         self.tensors = tensors_in(slot, self.memory)
@@ -57,11 +63,22 @@ class Staged:
         row, self.ahead = self.ahead, None
         assert row is not None
         self.lanes.wait_for_copy()
-        batch.load(self.tensors)
+        self.fill(batch)
         self.lanes.mark_read()
         if self.noise is not None:
             self.noise.add(batch.taps, row.place)
         return row
+
+    def fill(self, batch: RowBatch) -> None:
+        """The row in the staging memory into the batch: many small launches, or one graph of them."""
+        self.num_filled += 1
+        if self.graph_pool is None or self.num_filled <= WARM_UP_ROWS:
+            batch.load(self.tensors)
+            return
+        buffers = (self.memory, *batch.buffers())
+        if self.replay is None:
+            self.replay = Replay(lambda: batch.load(self.tensors), buffers, self.graph_pool)
+        self.replay(buffers)
 
     def stage(self, batch: RowBatch) -> None:
         """Takes the next row, if there is one, and starts its copy; waits for the loader, not for the device."""

@@ -102,7 +102,8 @@ class TrainStep:
         self.head = Head(weight=own_head, multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
         self.norm = None if norm is None else norm.detach().to(weight.device, torch.float32)  # [H]
         self.norm_eps = norm_eps if norm_eps is not None else spec.rms_norm_eps
-        self.has_graph, self.num_rows, self.replay = has_graph, 0, None
+        self.num_rows, self.replay = 0, None
+        self.graph_pool = torch.cuda.graph_pool_handle() if has_graph else None  # whoever fills the batch may share it
         self.slot_weights = static_weights(config, shape.block_size).to(weight.device)  # [B-1] fp32
         self.slot_numbers = torch.arange(shape.block_size - 1, device=weight.device)  # [B-1], from 0
         self.sums = StepSums(shape.block_size, weight.device, has_teacher=config.needs_last)
@@ -132,12 +133,12 @@ class TrainStep:
         must come in the same batch.
         """
         self.num_rows += 1
-        if not self.has_graph or self.num_rows <= WARM_UP_ROWS:
+        if self.graph_pool is None or self.num_rows <= WARM_UP_ROWS:
             self.run_row(batch)
             return
         buffers = (*batch.buffers(), self.gradient_sum, self.sums.values, *self.parameters)
         if self.replay is None:
-            self.replay = Replay(lambda: self.run_row(batch), buffers)
+            self.replay = Replay(lambda: self.run_row(batch), buffers, self.graph_pool)
         self.replay(buffers)
 
     def run_row(self, batch: RowBatch) -> None:

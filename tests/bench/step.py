@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from step_parts import frames, memory, peer, speed
 from step_parts.cases import CASES, Case, rows_of, tiny
-from step_parts.ours import GRAPH_KEYWORD, Choices, Ours, offers
+from step_parts.ours import Choices, Ours
 from step_parts.table import Part, merged, parts_in
 from store_parts.rows import show
 
@@ -74,10 +74,10 @@ def run_part(name: str, runner: Runner) -> Part:
         found = measure_memory(runner)
     elif name == "small":
         found = [runner.run("small-plain")]
-        if offers(GRAPH_KEYWORD):
+        if runner.args.device.startswith("cuda"):
             found.append(runner.run("small-graphs"))
         else:
-            part.left_out["gpu_idle_small"] = "TrainStep captures no CUDA graph yet"
+            part.left_out["gpu_idle_small"] = "CUDA graphs need a CUDA device"
     else:
         found = [runner.run(name)]
     for own in found:
@@ -131,7 +131,7 @@ def run_process(process: str, args: argparse.Namespace) -> None:
 
     kind, _, rest = process.partition("-")
     if kind == "small":
-        graphs = Choices(chunk_blocks=args.chunk_blocks, cuda_graph=rest == "graphs")
+        graphs = Choices(chunk_blocks=args.chunk_blocks, has_graph=rest == "graphs")
         speed.measure_small(part, sized(CASES["small"]), device, graphs, args.steps)
     elif kind == "recompiles":
         frames.measure(part, sized(CASES["recompiles"]), device, 20 if args.tiny else NUM_ROWS)
@@ -156,7 +156,8 @@ def run_process(process: str, args: argparse.Namespace) -> None:
 def measure_beside(part: Part, case: Case, device: torch.device, choices: Choices, num_steps: int) -> None:
     """Our side of the comparison with speculators."""
     with rows_of(case, device) as rows:
-        ours, staged = Ours(case, device, choices), speed.staged_rows(rows)
+        ours = Ours(case, device, choices)
+        staged = speed.staged_rows(rows, ours)
         ours.train(staged, peer.WARM_UP)
         taken, again = ours.time(staged, num_steps), ours.time(staged, num_steps)
     print(f"ours beside speculators: {taken}", flush=True)

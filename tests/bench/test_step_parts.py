@@ -111,6 +111,8 @@ def test_names_of_kernels_are_sorted_by_what_they_do() -> None:
         "other": [
             "triton_poi_fused_cat_flex_attention_mul_5",
             "triton_red_fused_mm_sum_1",
+            "slot_kernel",
+            "gradient_kernel",
             "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int, float)",
             "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>>(float)",
             "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(int*)",

@@ -40,7 +40,7 @@ def test_an_h100_takes_the_librarys_own_tiles(head_dim: int) -> None:
 
 
 def test_a_hopper_card_walks_heads_of_128_in_smaller_tiles_forward() -> None:
-    """Those that were measured; the backward stays the library's, and so does all of another card with as much memory."""
+    """Those that were measured; the backward stays the library's, and so does all of another kind of card."""
     options = kernel_options(227 * KIB, 128, 2, (9, 0))
     assert options is not None
     assert list(options.values()) == [64, 64, 3, 4]

@@ -24,6 +24,8 @@ RULES = (
     (MATMUL, ("triton_tem", "mm")),
     (ATTENTION, ("triton_tem",)),
     (OTHER, ("triton_",)),
+    (OTHER, ("slot_kernel",)),  # of the loss, train/label_loss.py
+    (OTHER, ("gradient_kernel",)),
     (ATTENTION, ("flash",)),
     (ATTENTION, ("fmha",)),
     *((MATMUL, (part,)) for part in ("nvjet", "gemm", "gemv", "cutlass", "splitk", "cublas")),

@@ -1,11 +1,9 @@
 """Our step as the trainer runs it: load a row, forward, loss, backward, update."""
 
-import inspect
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from dflash_offline.train.batch import RowBatch
@@ -21,8 +19,6 @@ from dflash_offline.train.step import TrainStep
 from .cases import Case
 from .timing import Mark, finish, mark, ms_between
 
-GRAPH_KEYWORD = "has_graph"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
@@ -30,7 +26,7 @@ class Choices:
 
     optimizer: str = "adamw"
     chunk_blocks: int | None = None
-    cuda_graph: bool | None = None
+    has_graph: bool = False
     is_checkpointed: bool = False
 
 
@@ -48,11 +44,6 @@ class StepTime:
         return self.whole - self.load
 
 
-def offers(keyword: str) -> bool:
-    """Whether TrainStep has this keyword."""
-    return keyword in inspect.signature(TrainStep.__init__).parameters
-
-
 class Ours:
     """A random drafter on `device` with everything that a step of it needs."""
 
@@ -67,8 +58,7 @@ class Ours:
         embedding, head = (torch.randn(table, device=device, dtype=self.dtype).mul_(0.02) for _ in range(2))
         chunk_blocks = choices.chunk_blocks or chunk_sizes(case.shape)[0]  # what a card with room takes
         self.loss = LossConfig(chunk_blocks=chunk_blocks)
-        graph: dict[str, Any] = {} if choices.cuda_graph is None else {GRAPH_KEYWORD: choices.cuda_graph}
-        self.step = TrainStep(self.drafter, embedding, head, case.shape, self.loss, **graph)
+        self.step = TrainStep(self.drafter, embedding, head, case.shape, self.loss, has_graph=choices.has_graph)
         optim = OptimConfig(name=choices.optimizer, schedule="constant", warmup_share=0.0)
         self.optimizer = MasterOptimizer(self.drafter.named_parameters(), optim, total_steps=1000)
         self.batch = RowBatch(self.spec, case.shape, device, self.dtype)

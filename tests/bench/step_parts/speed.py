@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from . import kernels
 from .bare import bare_attention, bare_gemms
 from .cases import Case, Rows, rows_of
-from .ours import GRAPH_KEYWORD, Choices, Ours, StepTime, offers, peak_gib
+from .ours import Choices, Ours, StepTime, peak_gib
 from .table import Part
 from .timing import burst_tflops, matmul_tflops
 
@@ -38,7 +38,8 @@ def measure(part: Part, case: Case, device: torch.device, choices: Choices, num_
     name = part.name
     size = 8192 if device.type == "cuda" else 256
     with rows_of(case, device) as rows:
-        ours, staged = Ours(case, device, choices), staged_rows(rows)
+        ours = Ours(case, device, choices)
+        staged = staged_rows(rows, ours)
         with compiled_once(device):
             ours.train(staged, WARM_UP)
             before = matmul_tflops(device, size)
@@ -97,10 +98,10 @@ def put_bare(part: Part, ours: Ours, taken: StepTime) -> None:
     part.put(f"bare_attention_ms_{name}", attention, "ms")
 
 
-def staged_rows(rows: Rows) -> Staged:
+def staged_rows(rows: Rows, ours: Ours) -> Staged:
     """The rows as the trainer has the loader's."""
     loader: Any = rows
-    return Staged(loader, rows.device)
+    return Staged(loader, rows.device, graph_pool=ours.step.graph_pool)
 
 
 def put_profile(part: Part, ours: Ours, staged: Staged) -> None:
@@ -121,12 +122,11 @@ def put_profile(part: Part, ours: Ours, staged: Staged) -> None:
 
 
 def measure_small(part: Part, case: Case, device: torch.device, choices: Choices, num_steps: int) -> None:
-    """Share of a step in which no kernel runs: without CUDA graphs, and with them once TrainStep offers them."""
-    assert choices.cuda_graph is not None
-    ending = "" if choices.cuda_graph else "_no_graphs"
-    own = Choices(chunk_blocks=choices.chunk_blocks, cuda_graph=choices.cuda_graph if offers(GRAPH_KEYWORD) else None)
+    """Share of a step in which no kernel runs."""
+    ending = "" if choices.has_graph else "_no_graphs"
     with rows_of(case, device) as rows, compiled_once(device):
-        ours, staged = Ours(case, device, own), staged_rows(rows)
+        ours = Ours(case, device, choices)
+        staged = staged_rows(rows, ours)
         ours.train(staged, WARM_UP)
         taken = ours.time(staged, num_steps)
         part.put(f"step_ms_small{ending}", taken.whole, "ms")

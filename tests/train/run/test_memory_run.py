@@ -156,6 +156,7 @@ def test_a_cpu_run_says_nothing_of_device_memory(lab, tiny_store, tmp_path):
 @pytest.mark.gpu
 def test_a_cuda_run_shows_its_plan(lab, tiny_store, tmp_path):
     """Needs a device with memory of its own."""
+    torch._dynamo.reset()  # of frames that other tests have compiled in this process
     settings = ("drafter.head_dim=16", "steps=0", "eval_samples=1", "devices=cuda")
     notes = notes_of(lab.make_config(tiny_store, tmp_path / "run", *settings))
     assert [note for note in notes if note.startswith("device memory, predicted: ")]

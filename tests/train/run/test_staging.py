@@ -45,10 +45,10 @@ def opened(plan: LoaderPlan, slots: int = 3) -> Loader:
     return Loader(plan, slots=slots, stall_s=300.0, beat=lambda: None)
 
 
-def batch_for(plan: LoaderPlan) -> RowBatch:
+def batch_for(plan: LoaderPlan, device: torch.device = CPU) -> RowBatch:
     target = StoreReader(plan.store_dir).manifest.target
     spec = make_spec(DrafterConfig(num_layers=1, block_size=8), target, (0, 2, 3))
-    return RowBatch(spec, SHAPE, CPU, torch.float32, has_last=True)
+    return RowBatch(spec, SHAPE, device, torch.float32, has_last=True)
 
 
 def buffers(batch: RowBatch) -> list[torch.Tensor]:
@@ -66,10 +66,12 @@ def straight(plan: LoaderPlan) -> list[tuple[Any, list[torch.Tensor]]]:
     return found
 
 
-def staged(plan: LoaderPlan, slots: int, noise: TapNoise | None = None) -> list[tuple[Any, list[torch.Tensor]]]:
-    batch, found = batch_for(plan), []
+def staged(
+    plan: LoaderPlan, slots: int, noise: TapNoise | None = None, device: torch.device = CPU, has_graph: bool = False
+) -> list[tuple[Any, list[torch.Tensor]]]:
+    batch, found = batch_for(plan, device), []
     with opened(plan, slots) as loader:
-        rows = Staged(loader, CPU, noise=noise)
+        rows = Staged(loader, device, noise=noise, graph_pool=torch.cuda.graph_pool_handle() if has_graph else None)
         for number in range(NUM_ROWS):
             row = rows.load(batch)
             before = buffers(batch)
@@ -80,6 +82,7 @@ def staged(plan: LoaderPlan, slots: int, noise: TapNoise | None = None) -> list[
         rows.stage(batch)  # no row is left
         assert rows.num_left == 0
         assert rows.ahead is None
+        assert (0 if rows.replay is None else rows.replay.num_replays) == (NUM_ROWS - 2 if has_graph else 0)
     return found
 
 
@@ -91,6 +94,17 @@ def test_staged_rows_are_the_loader_s(plan, slots):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert ahead.flops > 0
         assert 0 <= ahead.num_ready <= slots
+
+
+@pytest.mark.gpu
+def test_a_graph_fills_a_batch_as_its_launches_do(plan):
+    """Bit for bit, as a batch on the CPU has it but for the masks, which are tiles on CUDA."""
+    cuda = torch.device("cuda")
+    on_host, launched, replayed = straight(plan), staged(plan, 3, None, cuda), staged(plan, 3, None, cuda, True)
+    for (_, host), (_, first), (_, second) in zip(on_host, launched, replayed, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        by_name = zip(host[:8], second[:8])  # taps to last
+        assert all(torch.equal(a, b.cpu()) for a, b in by_name)
 
 
 def test_a_staged_slot_is_one_copy_of_every_array(plan):
