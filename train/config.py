@@ -229,7 +229,9 @@ class TrainConfig:
         None, "torch threads of the trainer on a CPU; default: one below hidden size 512, else all cores"
     )
     loader_slots: int = setting(3, "rows the loader may be ahead, count")
-    loader_threads: int = setting(1, "threads that read the store inside the loader, 1 to 4")
+    loader_threads: int | None = setting(
+        None, "threads that read the store inside the loader, 1 to 4; default: half of a trainer's share of the cores"
+    )
     sinks: tuple[str, ...] = setting(
         (), "where the numbers of metrics.jsonl go as well: any of tensorboard, wandb, trackio; each needs its package"
     )
@@ -253,7 +255,8 @@ class TrainConfig:
         require(threads is None or threads >= 1, "cpu_threads", threads, "at least 1 thread")
         require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
-        require(1 <= self.loader_threads <= 4, "loader_threads", self.loader_threads, "1 to 4 threads")
+        reading = self.loader_threads
+        require(reading is None or 1 <= reading <= 4, "loader_threads", reading, "1 to 4 threads")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")

@@ -33,7 +33,8 @@ class Ranks:
     """
 
     def __init__(self, rank: Rank, device: torch.device, channel: Channel) -> None:
-        self.number, self.count, self.device, self.channel = rank.number, rank.count, device, channel
+        self.number, self.count, self.num_local = rank.number, rank.count, rank.num_local
+        self.device, self.channel = device, channel
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" and self.count > 1 else None
         self.marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..threads import loader_threads
 from .checkpoint import LoopState
 from .loader import LoaderPlan
 from .order import Place
@@ -33,6 +34,6 @@ def plan_rows(run: Run, state: LoopState, last_step: int, ranks: Ranks) -> Loade
         rows_per_step=facts.rows_per_step,
         rank=ranks.number,
         num_ranks=ranks.count,
-        threads=config.loader_threads,
+        threads=config.loader_threads or loader_threads(ranks.num_local),
         uncached=config.uncached,
     )
