@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import UserError
 from .slot import TILE
 
 Options = dict[str, int]
@@ -101,6 +102,16 @@ def kernel_options(
         "bwd_num_stages": backward.num_stages,
         "bwd_num_warps": 4,
     }
+
+
+def require_head_dim(head_dim: int, device_type: str, to_do: str) -> None:
+    """Raises UserError, with what to do, for heads that are too narrow for the kernels of a card."""
+    if device_type == "cuda" and head_dim < LEAST_HEAD_DIM:
+        raise UserError(
+            f"drafter.head_dim = {head_dim} on a CUDA device",
+            f"heads of a width of at least {LEAST_HEAD_DIM}, which flex attention takes there",
+            to_do,
+        )
 
 
 def options_on(device: torch.device, head_dim: int, itemsize: int) -> Options | None:

@@ -133,15 +133,13 @@ def sum_chunks(flat: Tensor, values: Tensor) -> None:
 
 
 def join(rank: Rank, device: torch.device, channel: Channel, stall_s: float) -> Ranks:
-    """This process as one of its ranks, once all of them are there.
+    """This process, of which `device` is the current one, as one of its ranks, once all of them are there.
 
     Ranks of one launcher meet on the loopback interface, at a port that the system chooses for rank 0; others at
     MASTER_ADDR and MASTER_PORT. NCCL's environment stays as it is.
     """
     if rank.count == 1:
         return Ranks(rank, device, channel)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     limit = timedelta(seconds=2 * stall_s + 60)  # the launcher sees a silence before
     ranks = Ranks(rank, device, channel)

@@ -29,7 +29,7 @@ from .facts import (
     require_same_run,
     require_same_store,
 )
-from .kernel_options import LEAST_HEAD_DIM
+from .kernel_options import LEAST_HEAD_DIM, require_head_dim
 from .kinds import layout_of
 from .memory_choice import Choice, fitted, on_off
 from .order import ALL, HELD_OUT_SPLIT, TRAIN_SPLIT, RowOrder, samples_of
@@ -41,6 +41,7 @@ from .warm_start import WarmStart, continued_spec, read_start
 ROW_TOKENS = {"cuda": 16384, "cpu": 512}  # fewest tokens of a default row, by device type
 LEFT_OVERS = (".lock", CONFIG_NAME, KERNELS_NAME)  # of a start that ended before run.json was there
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+WIDER_HEADS = f"train on the CPU with --devices cpu, or a new run with --set drafter.head_dim={LEAST_HEAD_DIM} or more"
 
 
 def resolve_facts(
@@ -109,16 +110,6 @@ def require_last(config: TrainConfig, has_last: bool) -> None:
             f"loss.objective = {config.loss.objective!r}, and the store {config.store!r} holds no last hidden states",
             f"a store made with `dflash extract --last`, or an objective on tokens: {', '.join(TOKEN_OBJECTIVES)}",
             "extract again with --last, or --set loss.objective=ce",
-        )
-
-
-def require_head_dim(head_dim: int, device_type: str) -> None:
-    """Raises UserError for heads that are too narrow for the kernels of a card."""
-    if device_type == "cuda" and head_dim < LEAST_HEAD_DIM:
-        raise UserError(
-            f"drafter.head_dim = {head_dim} on a CUDA device",
-            f"heads of a width of at least {LEAST_HEAD_DIM}, which flex attention takes there",
-            f"train on the CPU with --devices cpu, or a new run with --set drafter.head_dim={LEAST_HEAD_DIM} or more",
         )
 
 
@@ -220,7 +211,7 @@ def check_run(
         has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
         segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
         facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks, look=look)
-        require_head_dim(facts.spec.head_dim, facts.device_type)
+        require_head_dim(facts.spec.head_dim, facts.device_type, WIDER_HEADS)
         facts, choice = fit(config, facts, reader, None, card_bytes)
         num_holding = count_mask_token(reader, facts, look)
         require_free(facts.spec.mask_token_id, facts.target, num_holding, len(reader))
@@ -229,7 +220,7 @@ def check_run(
     require_same_store(run_dir, old, reader.manifest)
     facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks, look)
     require_same_run(run_dir, old, facts)
-    require_head_dim(facts.spec.head_dim, device_type())
+    require_head_dim(facts.spec.head_dim, device_type(), WIDER_HEADS)
     facts, choice = fit(config, facts, reader, old, card_bytes)
     return Run(config, facts, reader, is_new=False, choice=choice)
 

@@ -40,6 +40,8 @@ def run_trainer(channel: Channel, config: TrainConfig, rank: Rank | None = None)
     if rank is None:
         rank = ranks_here(config.devices, torch.cuda.device_count(), 1, {})[0]
     device = pick_device(rank.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where CUDA graphs and Triton kernels go, which ask no tensor
     ranks = join(rank, device, channel, config.stall_s)
     card = min(ranks.gather(card_bytes(device), "the memory of every card"), key=lambda size: size or 0)
     run = check_run(config, lambda: device.type, card, ranks.count)

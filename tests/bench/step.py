@@ -122,6 +122,8 @@ def measure_memory(runner: Runner) -> list[Part | None]:
 def run_process(process: str, args: argparse.Namespace) -> None:
     """One process of a part: measures, and writes its own file."""
     device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     part = Part(process, facts=facts_of(args, device))
     choices = Choices(chunk_blocks=args.chunk_blocks)

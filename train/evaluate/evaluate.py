@@ -22,6 +22,7 @@ from ...threads import cpu_threads
 from ..checkpoint import find_best
 from ..device import compiled_once, pick_device
 from ..drafter import Drafter
+from ..kernel_options import require_head_dim
 from ..order import ALL, HELD_OUT_SPLIT, samples_of
 from ..outcome import export_command
 from ..plots import plot_prediction, plot_run
@@ -113,6 +114,7 @@ Result = tuple[Acceptance, Comparison | None, list[tuple[str, str]], dict[str, A
 def walk_exam(drafter: Drafter, facts: Facts, store_dir: Path, limit: int | None) -> Result:
     """The offline walk over the held-out samples of a store; no target is opened."""
     weight = drafter.fc.weight
+    require_head_dim(facts.spec.head_dim, weight.device.type, "evaluate on the CPU with --device cpu")
     with open_store(store_dir, facts) as reader:
         require_recorded(facts.spec.reach, reader.manifest.window, str(store_dir))
         rows = held_out_rows(reader, facts)[:limit]

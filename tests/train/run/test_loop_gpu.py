@@ -49,6 +49,14 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(lab, tiny_store, tmp_pa
         lab.same_checkpoint(resumed / f"checkpoints/step-{step:08d}", cuda_run / f"checkpoints/step-{step:08d}")
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_run_on_the_second_card_is_the_run_on_the_first(lab, tiny_store, tmp_path, cuda_run):
+    """Its graphs and kernels go to its own card, which is not the one that torch starts with."""
+    train(dataclasses.replace(lab.make_config(tiny_store, tmp_path / "run", *SETTINGS), devices="cuda:1"))
+    name = "checkpoints/step-00000012"
+    lab.same_checkpoint(tmp_path / "run" / name, cuda_run / name)
+
+
 def test_copies_and_reads_of_the_staging_memory_wait_for_each_other():
     """The device reads late and the host writes the next row as soon as a copy is done: every row is read whole."""
     device = torch.device("cuda")
