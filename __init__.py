@@ -1,7 +1,9 @@
 """dflash-offline: trains DFlash drafters from the recorded hidden states of a frozen target.
 
-This file knows the version and the one error that users see, nothing else.
+This file knows the version, the one error that users see and the words for one of the system, nothing else.
 """
+
+import errno
 
 __version__ = "0.1.0"
 
@@ -21,3 +23,13 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.happened}\nexpected: {self.expected}\nto do: {self.advice}"
+
+
+def errno_name(error: OSError) -> str:
+    """The name of an error's number, like ENOSPC."""
+    return errno.errorcode.get(error.errno or 0, "unknown error")
+
+
+def system_reason(error: OSError) -> str:
+    """What the operating system says of its error, on one line: No space left on device (ENOSPC)."""
+    return f"{' '.join(str(error.strerror or error).split()) or type(error).__name__} ({errno_name(error)})"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from . import UserError, __version__
+from . import UserError, __version__, system_reason
 from .commands.recording import extract, plan, prepare, regenerate
 from .commands.stores import inspect, recode, verify
 from .commands.training import evaluate, export, report, serve_check, sweep, train
@@ -164,8 +164,7 @@ def is_of_stdout(error: OSError) -> bool:
 
 def of_system(error: OSError) -> UserError:
     """What is said of an error of the operating system that no room explained: its name, its paths."""
-    name = errno.errorcode.get(error.errno or 0, "unknown error")
-    happened = f"{' '.join(str(error.strerror or error).split()) or type(error).__name__} ({name})"
+    happened = system_reason(error)
     if is_of_stdout(error):
         return UserError(
             f"standard output takes no more: {happened}",

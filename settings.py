@@ -6,7 +6,6 @@ serves the command line, the printed config and the documentation alike.
 """
 
 import dataclasses
-import errno
 import hashlib
 import json
 import math
@@ -20,7 +19,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from . import UserError
+from . import UserError, system_reason
 
 INTEGER = re.compile(r"-?[0-9]+")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -85,9 +84,10 @@ def read_table(file: Path, name: str) -> dict[str, Any]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
         raise UserError(
-            f"config file {str(file)!r} cannot be read: {reason}", "a file that you may read", "check rights and disk"
+            f"config file {str(file)!r} cannot be read: {system_reason(error)}",
+            "a file that you may read",
+            "check rights and disk",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"config file {str(file)!r} is not TOML: {error}", "valid TOML", "mend that line") from error

@@ -7,8 +7,9 @@ Several launchers may fill one store, each its own shards: they meet in the comm
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from ..store.ranges import as_ranges
 from ..store.segment_locks import SegmentLocks
 from ..store.size import human_bytes
 from ..store.state_error import extracted_errors, write_errors
+from ..store.stopped import told_when_stopped
 from ..store.writer import StoreWriter, create_store
 from ..watch import Job, run_all
 from .config import ExtractConfig
@@ -169,17 +171,15 @@ class Dealer:
             return
         jobs = [Job(f"shard {name} ({device})", work, (self.order(device),)) for name, device in self.named_workers()]
         total = int(plan.column("n")[self.found.rows_of(self.own - self.kept)].sum(dtype=np.int64))
-        with bar("extract", " positions", total=total, unit_scale=True) as self.bar:
-            try:
+        clear_away = partial(remove_own_temporaries, self.found)
+        try:
+            with (
+                told_when_stopped(self.found.store_dir, plan.table, plan.num_segments, clear_away),
+                bar("extract", " positions", total=total, unit_scale=True) as self.bar,
+            ):
                 run_all(jobs, stall_s=config.stall_s, on_message=self.answer)
-            except BaseException:
-                self.bar.close()
-                with suppress(OSError, UserError):  # a disk that fails at this too; the next start removes them
-                    remove_own_temporaries(self.found)
-                say(self.what_is_safe())
-                raise
-            finally:
-                self.log()
+        finally:
+            self.log()
 
     def log(self) -> None:
         """Leaves the speed of this run beside the store, for `plan`."""
@@ -276,18 +276,6 @@ class Dealer:
         else:
             self.num_timed += message.num_positions
             self.waited_s += message.waited_s
-
-    def what_is_safe(self) -> str:
-        """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
-        plan = self.found.plan
-        try:
-            done = committed_segments(self.found.store_dir)
-        except (OSError, UserError) as error:  # it hides no other error: why the run stopped is told after it
-            return f"stopped: what is committed cannot be told now: {error}".splitlines()[0]
-        return (
-            f"stopped: {len(self.found.rows_of(done)):,} of {plan.num_samples:,} samples, in {len(done)} of "
-            f"{plan.num_segments} segments, are committed and safe; the same command continues from there"
-        )
 
 
 def report(dealer: Dealer, wall_s: float, *, is_finished: bool = True) -> ExtractReport:

@@ -16,6 +16,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from .. import errno_name
 from ..progress import say
 from .files import NewFile
 
@@ -58,7 +59,7 @@ class Refusal:
     def say(cls, path: Path, error: OSError) -> None:
         if not cls.was_said:
             cls.was_said = True
-            name = errno.errorcode.get(error.errno or 0, "unknown error")
+            name = errno_name(error)
             say(f"{str(path.parent)!r} refuses direct writes (O_DIRECT, {name}): slower, through the page cache")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .. import UserError
+from .. import UserError, system_reason
 from .buffers import write_all
 from .size import human_bytes
 
@@ -179,10 +179,9 @@ def storage_error(
 
     `is_most`: the bytes needed are a bound, since the codec compresses.
     """
-    name = errno.errorcode.get(error.errno or 0, "unknown error")
     most = "at most " if is_most else ""
     needed = "" if needed_bytes is None else f"; {most}{exact_bytes(needed_bytes)} are still to write"
-    happened = f"writing {str(path)!r} failed: {error.strerror or error} ({name}){needed}"
+    happened = f"writing {str(path)!r} failed: {system_reason(error)}{needed}"
     again = f"then give the same command again; {safe}"
     try:
         free = f"{exact_bytes(free_bytes(path.parent))} are free at {str(path.parent)!r}"
@@ -202,9 +201,8 @@ def storage_error(
 
 def unreadable(error: OSError, path: Path) -> UserError:
     """What is said of a file that is there and cannot be read."""
-    name = errno.errorcode.get(error.errno or 0, "unknown error")
     return UserError(
-        f"reading {str(path)!r} failed: {error.strerror or error} ({name})",
+        f"reading {str(path)!r} failed: {system_reason(error)}",
         "a file that you may read, on a disk that gives it back",
         "check its rights, the mount, the disk and its log; nothing was changed",
     )

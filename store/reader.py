@@ -5,7 +5,6 @@ way. Runs in the loader process: numpy and Arrow, no torch. Opening a store make
 per sample, so a million samples open in well under a second.
 """
 
-import errno
 import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from .. import UserError
+from .. import UserError, system_reason
 from .arrow_file import damaged
 from .buffers import flat_bytes, read_all
 from .geometry import array_geometries, segment_path
@@ -246,7 +245,7 @@ class StoreReader:
         command = f"dflash verify {shlex.quote(str(self.store_dir))} --repair"
         advice = f"`{command}` takes such segments back, the same extract redoes them"
         if isinstance(error, OSError):
-            reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
+            reason = system_reason(error)
             advice = "check the disk and its log, the mount, and the limit of open files"
         return UserError(
             f"{str(path)!r} cannot be trusted: {reason} ({where})", "the states that were committed", advice

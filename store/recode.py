@@ -7,21 +7,20 @@ from what is committed, as in `extract`.
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import numpy as np
 
-from .. import UserError
 from ..progress import bar, say
 from ..watch import Job, run_all
 from .codecs import get_codec
 from .config import RecodeConfig
 from .files import FolderLock, disk_errors, remove_temporaries
-from .index import committed_segments, read_commits, write_consolidated
+from .index import read_commits, write_consolidated
 from .manifest import Manifest
 from .ranges import ALL
 from .recode_layout import check_space, lay_out_store, refuse_early, refuse_other_store
@@ -37,6 +36,7 @@ from .state_error import (
     read_errors,
     write_errors,
 )
+from .stopped import told_when_stopped
 from .writer import StoreWriter
 
 __all__ = ["RecodeReport", "measured_error", "recode"]
@@ -136,15 +136,13 @@ class Dealer:
         )
         jobs = [Job(f"worker {number}", work, (order,)) for number in range(self.num_workers)]
         is_new = ~np.isin(plan.table.column("segment").to_numpy(), sorted(self.kept))
-        with bar("recode", " positions", total=int(plan.taken.n[is_new].sum()), unit_scale=True) as self.bar:
-            try:
-                run_all(jobs, stall_s=plan.config.stall_s, on_message=self.answer)
-            except BaseException:
-                self.bar.close()
-                with suppress(OSError, UserError):  # a disk that fails at this too; the next start removes them
-                    remove_temporaries(plan.store_dir, range(plan.manifest.num_segments))
-                say(self.what_is_safe())
-                raise
+        num_segments, total = plan.manifest.num_segments, int(plan.taken.n[is_new].sum())
+        clear_away = partial(remove_temporaries, plan.store_dir, range(num_segments))
+        with (
+            told_when_stopped(plan.store_dir, plan.table, num_segments, clear_away),
+            bar("recode", " positions", total=total, unit_scale=True) as self.bar,
+        ):
+            run_all(jobs, stall_s=plan.config.stall_s, on_message=self.answer)
 
     def answer(self, _name: str, message: object) -> object:
         """Handles one message of a worker."""
@@ -156,18 +154,6 @@ class Dealer:
             self.num_committed += 1
             self.bar.set_postfix_str(f"{self.num_committed}/{self.plan.manifest.num_segments} segments", refresh=False)
         return None
-
-    def what_is_safe(self) -> str:
-        """What a broken run leaves, as the disk has it: a worker may have died before it could tell."""
-        try:
-            done = committed_segments(self.plan.store_dir)
-        except (OSError, UserError) as error:  # it hides no other error: why the run stopped is told after it
-            return f"stopped: what is committed cannot be told now: {error}".splitlines()[0]
-        num_samples = int(np.isin(self.plan.table.column("segment").to_numpy(), sorted(done)).sum())
-        return (
-            f"stopped: {num_samples:,} of {len(self.plan.taken):,} samples, in {len(done)} of "
-            f"{self.plan.manifest.num_segments} segments, are committed and safe; the same command continues from there"
-        )
 
 
 def keep_errors(plan: RecodePlan) -> None:

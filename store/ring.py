@@ -4,7 +4,6 @@ The memory is a memfd: it has no name in any file system, so a killed process le
 The ring carries bytes only; who may write which slot when is agreed elsewhere.
 """
 
-import errno
 import fcntl
 import mmap
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import UserError
+from .. import UserError, system_reason
 from .size import human_bytes
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -65,9 +64,8 @@ class Ring:
         except BaseException as error:
             os.close(fd)
             if isinstance(error, OSError):
-                code = errno.errorcode.get(error.errno or 0, "unknown error")
                 raise UserError(
-                    f"a ring of {slots} slots of {human_bytes(slot_bytes)} cannot be made: {error.strerror} ({code})",
+                    f"a ring of {slots} slots of {human_bytes(slot_bytes)} cannot be made: {system_reason(error)}",
                     f"{human_bytes(size_bytes)} of memory that this process may share; no disk is needed",
                     "use fewer or smaller slots, or raise the limits of this process (`ulimit -f`, `ulimit -v`)",
                 ) from error

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from threading import Lock
 
+from .. import errno_name
 from ..progress import say
 from .buffers import read_all
 
@@ -40,7 +41,7 @@ class UncachedReads:
         with self.lock:
             if self.flags:
                 self.flags = 0
-                name = errno.errorcode.get(error.errno or 0, "unknown error")
+                name = errno_name(error)
                 say(f"uncached reads: no RWF_DONTCACHE here ({name}); pages are dropped after each read instead")
 
 

@@ -5,7 +5,6 @@ A checkpoint holds fp32 weights (`drafter.safetensors`, z-lab names), the optimi
 files; it does not know how a step is made.
 """
 
-import errno
 import json
 import os
 import pickle
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .. import UserError
+from .. import UserError, system_reason
 from ..store.files import NO_SPACE, free_bytes, fsync_folder, publish, storage_error, temporary_path
 from .drafter import Drafter
 from .facts import CHECKPOINTS_NAME, TEMPORARY_NAME, RunFacts, read_facts
@@ -209,9 +208,8 @@ def remove(folder: Path) -> None:
 
 
 def not_removed(error: OSError, path: Path, run_dir: Path) -> UserError:
-    name = errno.errorcode.get(error.errno or 0, "unknown error")
     return UserError(
-        f"{str(path)!r} cannot be removed: {error.strerror or error} ({name})",
+        f"{str(path)!r} cannot be removed: {system_reason(error)}",
         "a folder whose files nobody else holds, on a disk that may be written to",
         f"check mount and rights, then give the same command again; {what_is_safe(run_dir)}",
     )

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 from .. import UserError, __version__
 from ..store.files import storage_error
@@ -21,6 +20,7 @@ from .config import CHUNK_BLOCKS
 from .kinds import describe
 from .slot import RowShape
 from .spec import DrafterSpec
+from .value_rules import is_text, wrong_field
 
 FORMAT = 2
 FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME, KERNELS_NAME = "run.json", "train.toml", "checkpoints", "kernels"
@@ -129,9 +129,10 @@ def read_facts(run_dir: Path) -> RunFacts:
         if found == FORMAT:
             facts = RunFacts(**{**values, "spec": DrafterSpec.from_dict(values["spec"])})
             for record in (facts, facts.spec, *facts.spec.attention):
-                require_types(record)
+                if name := wrong_field(record):
+                    raise TypeError(f"{name} is {getattr(record, name)!r}")
             for place, name in ((facts.store, "plan_sha256"), (facts.target, "name"), (facts.target, "weights_sha256")):
-                if not isinstance(place[name], str):
+                if not is_text(place[name]):
                     raise TypeError(f"{name} is {place[name]!r}")
             if facts.init is not None and not {"path", "sha256"} <= set(facts.init):
                 raise KeyError(f"init is {facts.init}")
@@ -142,22 +143,6 @@ def read_facts(run_dir: Path) -> RunFacts:
     raise UserError(
         f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
     )
-
-
-def require_types(record: Any) -> None:
-    """Raises TypeError, naming the field, where a value is not of the type that the dataclass `record` says."""
-    for name, hint in get_type_hints(type(record)).items():
-        value, kinds = getattr(record, name), kinds_of(hint)
-        is_one = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if not is_one and not (float in kinds and type(value) is int):
-            raise TypeError(f"{name} is {value!r}")
-
-
-def kinds_of(hint: Any) -> tuple[type, ...]:
-    """The classes of a type hint: (dict, NoneType) of `dict[str, str] | None`."""
-    if isinstance(hint, UnionType):
-        return tuple(kind for one in get_args(hint) for kind in kinds_of(one))
-    return (get_origin(hint) or hint,)
 
 
 def require_same_store(run_dir: Path, old: RunFacts, manifest: Manifest) -> None:

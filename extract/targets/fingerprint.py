@@ -3,7 +3,6 @@
 Content decides, never a time or a path. Knows files and JSON; no torch, no transformers.
 """
 
-import errno
 import hashlib
 import json
 import struct
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import UserError
+from ... import UserError, system_reason
 
 WHOLE_FILE_BYTES = 64 * 2**20
 BLOCK_BYTES = 64 * 2**10
@@ -34,8 +33,7 @@ def weights_sha256(files: Sequence[Path]) -> str:
             add_file(digest, path)
         except OSError as error:
             raise UserError(
-                f"reading {str(path)!r} failed: {error.strerror or error} "
-                f"({errno.errorcode.get(error.errno or 0, 'unknown error')})",
+                f"reading {str(path)!r} failed: {system_reason(error)}",
                 "tensor files that you may read, on a disk that gives them back",
                 "check rights, mount, the disk and its log, or copy the target again",
             ) from error

@@ -23,6 +23,7 @@ from dflash_offline.store.ring import Ring
 from dflash_offline.store.samples import SampleWriter
 from dflash_offline.store.segment_locks import SegmentLocks
 from dflash_offline.store.state_error import ERRORS_NAME, Measurement, write_errors
+from dflash_offline.store.stopped import what_is_safe
 
 FIRST = UserError("the first cause", "none", "nothing")
 
@@ -149,6 +150,20 @@ def test_frozen_parts_half_written_by_a_dead_process_are_removed(tmp_path: Path)
     assert {path.name for path in folder.iterdir()} == {alive.name, elsewhere.name, "config.json"}
     remove_unfinished(tmp_path, is_alone=True)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_what_is_safe_is_told_as_the_disk_has_it(tmp_path: Path, small: ModuleType) -> None:
+    store_dir, manifest, plan = small.make_store(tmp_path, 12, fill=False)
+    small.fill_segment(small.StoreWriter(store_dir, manifest), 1)
+    num_samples = plan["segment"].to_pylist().count(1)
+    assert what_is_safe(store_dir, plan, manifest.num_segments) == (
+        f"stopped: {num_samples} of 12 samples, in 1 of {manifest.num_segments} segments, are committed and safe; "
+        "the same command continues from there"
+    )
+    shutil.rmtree(store_dir / "commits")
+    assert what_is_safe(store_dir, plan, manifest.num_segments) == (
+        f"stopped: what is committed cannot be told now: {str(store_dir / 'commits')!r} does not exist"
+    )
 
 
 def test_a_new_store_that_is_gone_in_a_run_is_what_is_told(

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ... import UserError
+from ..value_rules import is_count, is_object, is_text, or_none
 from .acceptance import format_number
 from .evaluate_report import FORMAT, OFFLINE
 from .evaluation_file import (
     EVALUATION_NAME,
     KEPT,
-    is_count,
     prompts_of,
     read_evaluation,
     strange,
@@ -34,9 +34,7 @@ SAME = {
 }
 """Facts that two results share, or they measure different things; a result that lacks one lacks it for both."""
 NEEDED = {
-    "run": lambda value: isinstance(value, str),
-    "step": lambda value: value is None or is_count(value),
-    "intervals": lambda value: isinstance(value, dict),
+    **{"run": is_text, "step": or_none(is_count), "intervals": is_object},
     **dict.fromkeys(("block_size", "num_measured"), is_count),
 }
 """What else is printed of a result."""

@@ -4,19 +4,31 @@ Knows names and JSON, not what the numbers mean; no torch.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import UserError
 from ...store.files import NewFile, storage_error
+from ..value_rules import (
+    MOST_COUNT,
+    Rule,
+    is_count,
+    is_finite,
+    is_object,
+    is_text,
+    object_of,
+    or_none,
+    pair_of,
+    values_of,
+    wrong_key,
+)
 
 EVALUATION_NAME, OFFLINE_NAME = "evaluation.json", "evaluation-offline.json"  # in RUN
 PER_PROMPT = "per_prompt"
 MARKS = ("mode", "definitions")  # keys that every result has
 KEPT = ("name", "prompt_sha256", "num_cycles", "num_tokens")  # keys that are read of a prompt
 COUNTS = ("num_cycles", "num_tokens")  # the others are texts
-MOST_COUNT = 2**53
 
 
 def result_path(run_dir: Path, out: str | None, is_offline: bool) -> Path:
@@ -99,45 +111,29 @@ def prompts_of(
 
 def is_kept_as(key: str, value: Any) -> bool:
     """Whether a value is what results hold under a key of a prompt: a count, or a text."""
-    return is_count(value) if key in COUNTS else isinstance(value, str)
+    return is_count(value) if key in COUNTS else is_text(value)
 
 
-def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
+def is_mean(value: Any) -> bool:
+    """A mean of counts, or an end of its interval."""
+    return is_finite(value) and abs(value) <= MOST_COUNT
 
 
-def is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MOST_COUNT
+MEASURED = {
+    "acceptance_length": or_none(is_mean),
+    "intervals": or_none(object_of({"acceptance_length": or_none(pair_of(is_mean))})),
+    "num_measured": or_none(is_count),
+}
+"""The numbers of all prompts or of a task, which may be missing."""
+OF_RESULT = {**MEASURED, "definitions": is_object, "by_task": or_none(values_of(object_of(MEASURED)))}
 
 
-def strange_key(result: Mapping[str, Any], needed: Mapping[str, Callable[[Any], bool]]) -> str | None:
+def strange_key(result: Mapping[str, Any], needed: Mapping[str, Rule]) -> str | None:
     """A key that holds something else than results hold there; None where all are as written.
 
     Looked at are what a result says as a whole and by task, and the keys of `needed` by their rules.
     """
-    found = strange_measure(result)
-    if found is not None:
-        return found
-    if not isinstance(result["definitions"], dict):
-        return "definitions"
-    tasks = result.get("by_task") or {}
-    if not isinstance(tasks, dict) or any(not isinstance(t, dict) or strange_measure(t) for t in tasks.values()):
-        return "by_task"
-    return next((name for name, rule in needed.items() if not rule(result.get(name))), None)
-
-
-def strange_measure(part: Mapping[str, Any]) -> str | None:
-    """The same for the numbers of all prompts or of a task, which may be missing."""
-    intervals = part.get("intervals") or {}
-    interval = intervals.get("acceptance_length") if isinstance(intervals, dict) else ()
-    is_pair = isinstance(interval, list) and len(interval) == 2 and all(map(is_finite, interval))
-    length, count = part.get("acceptance_length"), part.get("num_measured")
-    rules = {
-        "acceptance_length": length is None or is_finite(length),
-        "intervals": interval is None or is_pair,
-        "num_measured": count is None or is_count(count),
-    }
-    return next((name for name, is_sound in rules.items() if not is_sound), None)
+    return wrong_key(result, OF_RESULT) or wrong_key(result, needed)
 
 
 def strange(path: Path, name: str, value: Any) -> UserError:

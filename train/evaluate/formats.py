@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..value_rules import is_number
+
 CHAT, ALPACA = "chat", "alpaca"
 CHAT_KEYS = ("messages", "conversations", "conversation", "prompt", "instruction")
 """Keys with which `prepare` reads a chat."""
@@ -167,7 +169,7 @@ def question_of(value: Line, stem: str) -> Question:
     named = None if named is None else one_line(str(named))
     if not found:
         answer = line.get("answer")
-        if isinstance(answer, int | float) and not isinstance(answer, bool):
+        if is_number(answer):
             answer = str(answer)
         if answer is not None and not isinstance(answer, str):
             raise ValueError(f"'answer' is a {type(answer).__name__}, neither a text nor a number")

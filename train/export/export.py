@@ -16,8 +16,9 @@ from torch import Tensor
 from ... import UserError
 from ...store.size import human_bytes
 from ..checkpoint import checkpoint_dir, find_step, load_drafter
-from ..evaluate.evaluation_file import EVALUATION_NAME, is_count, read_evaluation, strange, strange_key
+from ..evaluate.evaluation_file import EVALUATION_NAME, read_evaluation, strange, strange_key
 from ..spec import DrafterSpec
+from ..value_rules import is_count, is_text, object_of, or_none
 from .card import CardFacts, converted_rows, model_card, shown_target, training_rows
 from .config import SPECULATORS, ExportConfig
 from .folders import is_run, read_drafter_folder, require_run_for_checkpoint
@@ -29,9 +30,9 @@ from .write import require_export_folder, write_folder
 
 ON_CARD = {
     **dict.fromkeys(("num_prompts", "max_new_tokens"), is_count),
-    "num_equal": lambda value: value is None or is_count(value),
-    "definitions": lambda value: isinstance(value.get("acceptance_length"), str),
-    "decoding": lambda value: value is None or isinstance(value, str),
+    "num_equal": or_none(is_count),
+    "definitions": object_of({"acceptance_length": is_text}),
+    "decoding": or_none(is_text),
 }
 """What the card says of an exam, beside its lengths."""
 ReadTarget = Callable[[str], Mapping[str, Any]]

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ... import UserError
 from ..spec import DrafterSpec
+from ..value_rules import is_whole
 from .formats import SPECULATORS, ZLAB, layout_of_config, spec_of
 from .speculators import states_num_target_layers, verifier_of
 from .tensors import CONFIG_NAME, check_tensors, read_headers, read_tensors, require_finite, target_copies, told_by
-from .values import is_whole, wrong
+from .values import wrong
 
 MASK_EMBEDDING_NAME = "mask_embedding.pt"
 

@@ -11,7 +11,8 @@ from typing import Any
 from ... import UserError
 from ..kinds import FULL, SLIDING, Layout, describe, layout_of
 from ..spec import DrafterSpec
-from .values import MOST_LAYERS, flag, is_whole, lookup, positive, whole, wrong
+from ..value_rules import is_whole
+from .values import MOST_LAYERS, flag, lookup, positive, whole, wrong
 
 PLAIN = {
     "attention_bias": (False, None),

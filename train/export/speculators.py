@@ -11,8 +11,9 @@ from typing import Any
 from ... import UserError
 from ..kinds import NONE, OF_SLIDING, Layout, describe
 from ..spec import DrafterSpec
+from ..value_rules import is_whole
 from .qwen3 import expressible_layout, layers_of, qwen3_keys, require_plain, sizes_of
-from .values import flag, is_whole, layer_ids, lookup, require_taps_below, whole, wrong
+from .values import flag, layer_ids, lookup, require_taps_below, whole, wrong
 
 MODEL_TYPE, VERSION, ARCHITECTURE = "dflash", "0.9.0", "DFlashDraftModel"
 QUIRKS = {"embedding_scale": 1.0, "output_multiplier": 1.0, "logit_softcap": None}  # which the format has no key for

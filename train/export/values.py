@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import UserError
+from ..value_rules import is_flag, is_number, is_whole
 
 MOST_LAYERS = 10_000
 OBJECTS = (
@@ -62,14 +63,14 @@ def whole(path: Path, config: Mapping[str, Any], name: str, least: int = 1, most
 
 def positive(path: Path, name: str, value: Any) -> float:
     """The value, a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise wrong(path, name, value, "a finite number above 0")
     return value
 
 
 def flag(path: Path, name: str, value: Any) -> bool | None:
     """The value, true, false or null: an engine takes the text "false" for true."""
-    if value is not None and not isinstance(value, bool):
+    if value is not None and not is_flag(value):
         raise wrong(path, name, value, "true or false")
     return value
 
@@ -87,7 +88,3 @@ def require_taps_below(path: Path, taps: tuple[int, ...], num_target_layers: int
     if max(taps) >= num_target_layers - 1:
         rule = f"taps from 0 to {num_target_layers - 2}, the last layer of {num_target_layers} is never one"
         raise wrong(path, "target_layer_ids", list(taps), rule)
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..sweep.effects import ALONE
+from ..value_rules import is_finite
 from . import words
 from .markup import Cell
-from .metrics_of_run import is_number
 from .scale import short
 from .sweep_folder import Comparison, Entry
 
@@ -43,14 +43,14 @@ def result_columns(entries: Sequence[Entry]) -> dict[str, list[Cell]]:
 def measured(found: Mapping[str, Any] | None, name: str) -> Cell:
     """A number with its interval where one is known, sorted by the number."""
     value = (found or {}).get(name)
-    if found is None or not is_number(value):
+    if found is None or not is_finite(value):
         return Cell("", sort="")
     interval = (found.get("intervals") or {}).get(name)
     return Cell(f"{value:.3f}{words.interval_text(interval)}", sort=value)
 
 
 def number_cell(value: Any, factor: float = 1.0) -> Cell:
-    return Cell(short(value * factor), sort=value) if is_number(value) else Cell("", sort="")
+    return Cell(short(value * factor), sort=value) if is_finite(value) else Cell("", sort="")
 
 
 def setting_cell(text: str) -> Cell:

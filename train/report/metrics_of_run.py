@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN
+from ..value_rules import is_count, is_finite, is_text
 
 CURVES = (
     "loss",
@@ -30,9 +31,6 @@ CURVES = (
     "rows_ready",
 )
 RECENT = 50  # updates that the numbers of single slots are a mean over
-NUMBERS = (int, float)
-MOST_NUMBER = 1e300  # beyond it a sum of many overflows
-MOST_STEP = 2**53  # whole numbers up to here are exact on an axis
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ class RunMetrics:
             self.num_updates += 1
             self.recent.append(line)
             for name, curve in self.curves.items():
-                if is_number(value := line.get(name)):
+                if is_finite(value := line.get(name)):
                     curve.steps.append(step)
                     curve.values.append(value)
         elif kind == EXAM:
@@ -111,15 +109,7 @@ class RunMetrics:
 
 def points_of(lines: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     """(step, number) of every line that has the number."""
-    return [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) <= MOST_NUMBER
-
-
-def is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEP
+    return [(line["step"], line[name]) for line in lines if is_finite(line.get(name))]
 
 
 def read_run_metrics(run_dir: Path) -> RunMetrics:
@@ -142,7 +132,7 @@ def sound_lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
                 notes.append(f"the last line of {METRICS_NAME} is half-written and does not count")
                 break
             line = object_of(text)
-            if is_step(line.get("step")) and isinstance(line.get("kind"), str):
+            if is_count(line.get("step")) and is_text(line.get("kind")):
                 yield line
             else:
                 broken.append(number)

@@ -18,7 +18,8 @@ from ..environment import ENVIRONMENT_NAME
 from ..evaluate.evaluation_file import read_evaluation
 from ..facts import CHECKPOINTS_NAME, CONFIG_NAME, FACTS_NAME, RunFacts, read_facts
 from ..outcome import REPORT_NAME
-from .metrics_of_run import RunMetrics, is_number, read_run_metrics
+from ..value_rules import is_finite, is_object, is_text, list_of, object_of, or_none, wrong_key
+from .metrics_of_run import RunMetrics, read_run_metrics
 from .series import EVALUATIONS
 
 FINISHED, GOING, STOPPED = "finished", "going", "stopped"
@@ -51,7 +52,7 @@ class RunFolder:
 
     def best_exam(self) -> Mapping[str, Any] | None:
         """The exam of a trained drafter with the largest acceptance length, the newest of several."""
-        exams = [exam for exam in self.metrics.exams if is_number(exam.get("acceptance_length"))]
+        exams = [exam for exam in self.metrics.exams if is_finite(exam.get("acceptance_length"))]
         trained = [exam for exam in exams if exam["step"] > 0 or self.facts.steps == 0]
         return max(trained, key=lambda exam: (exam["acceptance_length"], exam["step"]), default=None)
 
@@ -122,6 +123,18 @@ def checkpoint_names(run_dir: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if ".tmp." not in name))
 
 
+def is_height(value: Any) -> bool:
+    return is_finite(value) and value >= 0
+
+
+CHARTED = {
+    "histogram": or_none(list_of(is_height)),
+    "per_position": or_none(list_of(or_none(is_height))),
+    "intervals": or_none(is_object),
+}
+"""What a report reads of an evaluation."""
+
+
 def read_evaluations(run_dir: Path, notes: list[str]) -> dict[str, Mapping[str, Any]]:
     found = {}
     for name, *_ in EVALUATIONS:
@@ -131,22 +144,11 @@ def read_evaluations(run_dir: Path, notes: list[str]) -> dict[str, Mapping[str, 
             except UserError as error:
                 notes.append(str(error).splitlines()[0])
                 continue
-            if strange := strange_key(evaluation):
+            if strange := wrong_key(evaluation, CHARTED):
                 notes.append(f"{name} is broken and left out: see {strange}")
             else:
                 found[name] = evaluation
     return found
-
-
-def strange_key(evaluation: Mapping[str, Any]) -> str | None:
-    """A key of an evaluation that holds another kind of value than a report reads; None where all are as they were."""
-    lists = {name: evaluation.get(name) or [] for name in ("histogram", "per_position")}
-    for name, values in lists.items():
-        if not isinstance(values, list) or not all(is_number(v) and v >= 0 for v in values if v is not None):
-            return name
-    if None in lists["histogram"]:
-        return "histogram"
-    return None if isinstance(evaluation.get("intervals") or {}, dict) else "intervals"
 
 
 def read_environment(run_dir: Path, notes: list[str]) -> dict[str, Any]:
@@ -159,16 +161,13 @@ def read_environment(run_dir: Path, notes: list[str]) -> dict[str, Any]:
     return found
 
 
+PART = object_of({"name": is_text, "grows_with": is_text, "size_bytes": is_finite})
+
+
 def is_plan(plan: Mapping[str, Any]) -> bool:
     """Whether a memory plan has what a report shows of it."""
-    parts = plan.get("parts", [])
-    if not isinstance(parts, list):
-        return False
-    sizes = [part.get("size_bytes") if isinstance(part, dict) else None for part in parts]
-    if not all(map(is_number, (*sizes, plan.get("peak_bytes"), plan.get("card_bytes")))):
-        return False
-    are_named = all(isinstance(part.get(name), str) for part in parts for name in ("name", "grows_with"))
-    return are_named and "largest" in plan and plan["peak_bytes"] > 0
+    are_sizes = all(is_finite(plan.get(name)) for name in ("peak_bytes", "card_bytes"))
+    return list_of(PART)(plan.get("parts", [])) and are_sizes and "largest" in plan and plan["peak_bytes"] > 0
 
 
 def read_config(run_dir: Path, notes: list[str]) -> TrainConfig | None:

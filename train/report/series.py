@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluate.evaluation_file import EVALUATION_NAME, OFFLINE_NAME
+from ..value_rules import is_finite
 from .chart import Bars, Chart, Group, Line, Lines, Point
-from .metrics_of_run import RunMetrics, is_number, points_of
+from .metrics_of_run import RunMetrics, points_of
 from .thin import smoothed
 
 Evaluations = Mapping[str, Mapping[str, Any]]  # by the name of their file in RUN
@@ -152,7 +153,7 @@ def slot_means(lines: Sequence[Mapping[str, Any]], prefix: str) -> list[float | 
     last = max((slot for slot in slots if slot <= MOST_SLOTS), default=0)
     found: list[float | None] = []
     for slot in range(1, last + 1):
-        values = [line[name] for line in lines if is_number(line.get(name := f"{prefix}{slot}"))]
+        values = [line[name] for line in lines if is_finite(line.get(name := f"{prefix}{slot}"))]
         found.append(sum(values) / len(values) if values else None)
     return found
 
@@ -167,7 +168,7 @@ def last_exam(metrics: RunMetrics) -> dict[str, Any]:
     if not metrics.exams:
         return {}
     exam, counts = metrics.exams[-1], []
-    while is_number(exam.get(name := f"num_cycles_gaining_{len(counts) + 1}")):
+    while is_finite(exam.get(name := f"num_cycles_gaining_{len(counts) + 1}")):
         counts.append(exam[name])
     return {"histogram": counts, "acceptance_length": exam.get("acceptance_length")}
 
@@ -189,7 +190,7 @@ def histogram_bars(exams: Sequence[tuple[Mapping[str, Any], str, int]]) -> Bars 
             mean_text=f"acceptance length {exam['acceptance_length']:.2f} (mean over prompts)",
         )
         for exam, name, colour in exams
-        if sum(exam.get("histogram") or ()) and is_number(exam["acceptance_length"])
+        if sum(exam.get("histogram") or ()) and is_finite(exam["acceptance_length"])
     ]
     if not groups:
         return None

@@ -25,7 +25,7 @@ from ..sweep.record import (
     shown,
 )
 from ..sweep.report import commands_of_best
-from .metrics_of_run import is_number
+from ..value_rules import is_finite
 from .run_folder import RunFolder, is_held, read_run, settings_of
 from .words import value_text
 
@@ -201,7 +201,7 @@ def read_runs(folders: Sequence[Path]) -> Comparison:
 
 def own_length(entry: Entry) -> float | None:
     length = (entry.results or {}).get("acceptance_length")
-    return length if is_number(length) else None
+    return length if is_finite(length) else None
 
 
 def run_entry(run: RunFolder, number: int, fields: Sequence[str]) -> Entry:

@@ -13,7 +13,7 @@ from ..facts import CONFIG_NAME
 from ..kinds import describe
 from ..outcome import GREEDY, export_command
 from ..row_memory import num_weights
-from .metrics_of_run import is_number
+from ..value_rules import is_finite
 from .run_folder import FINISHED, RunFolder, Setting, settings_of
 from .scale import short
 from .series import EVALUATIONS, slot_means
@@ -55,7 +55,7 @@ def overview(run: RunFolder) -> dict[str, str]:
 def key_numbers(run: RunFolder) -> list[Number]:
     """The few numbers at the top; what was not measured is left out."""
     metrics, exam, best, found = run.metrics, run.last_exam(), run.best_exam(), []
-    if exam is not None and is_number(length := exam.get("acceptance_length")):
+    if exam is not None and is_finite(length := exam.get("acceptance_length")):
         told = f"acceptance length, walk over {exam.get('num_prompts', '?')} held-out answers at step {exam['step']:,}"
         if exam.get("origin") != GREEDY:
             told += f"; origin {exam.get('origin') or 'unknown'}: {NOT_EXACT}"
@@ -63,7 +63,7 @@ def key_numbers(run: RunFolder) -> list[Number]:
     if best is not None and exam is not None and best["step"] != exam["step"]:
         found.append(Number("best", f"{best['acceptance_length']:.3f}", f"the best exam, at step {best['step']:,}"))
     for name, evaluation in evaluations(run):
-        if is_number(length := evaluation.get("acceptance_length")):
+        if is_finite(length := evaluation.get("acceptance_length")):
             count, step = evaluation.get("num_prompts", "?"), evaluation.get("step", "?")
             told = f"acceptance length, {name}, {count} prompts, step {step}"
             found.append(Number(name, f"{length:.3f}", told))
@@ -109,7 +109,7 @@ def evaluation_rows(run: RunFolder) -> list[tuple[str, ...]]:
                 with_interval(found, "acceptance_length"),
                 with_interval(found, "acceptance_length_cycles"),
                 "-" if equal is None else f"{equal}/{found.get('num_prompts')}",
-                "-" if not is_number(speed) else f"{speed:.2f}",
+                "-" if not is_finite(speed) else f"{speed:.2f}",
                 str(found.get("device", "?")),
             )
         )
@@ -119,14 +119,14 @@ def evaluation_rows(run: RunFolder) -> list[tuple[str, ...]]:
 def with_interval(found: Mapping[str, Any], name: str) -> str:
     """A number with its 95 % interval, where there is one."""
     value, interval = found.get(name), (found.get("intervals") or {}).get(name)
-    if not is_number(value):
+    if not is_finite(value):
         return NOTHING
     return f"{value:.3f}{interval_text(interval)}"
 
 
 def interval_text(interval: Any) -> str:
     """The interval in brackets, behind a number; empty where there is none."""
-    is_known = isinstance(interval, (list, tuple)) and len(interval) == 2 and all(map(is_number, interval))
+    is_known = isinstance(interval, (list, tuple)) and len(interval) == 2 and all(map(is_finite, interval))
     return f" [{interval[0]:.3f}, {interval[1]:.3f}]" if is_known else ""
 
 
@@ -249,7 +249,7 @@ def exam_rows(
             (
                 str(exam["step"]),
                 "-" if loss is None else f"{loss:.4f}",
-                f"{length:.3f}" if is_number(length) else NOTHING,
+                f"{length:.3f}" if is_finite(length) else NOTHING,
             )
         )
     return rows

@@ -12,6 +12,7 @@ from typing import Any
 from ... import UserError
 from ...settings import flatten
 from ..config import TrainConfig
+from ..value_rules import is_finite
 from .config import GRID, LIST, SweepConfig
 
 Overrides = dict[str, Any]
@@ -27,7 +28,6 @@ OWN_FIELDS = {
 }
 """Fields that the sweep sets for each run, and where they are said instead."""
 RANGE_KEYS = {"low", "high", "scale", "integer"}
-MOST = 1e300  # of the ends of a range
 MOST_RUNS = 100_000
 DIGITS = 4  # of a drawn number
 REDRAWS = 1000  # for a run that is not there yet
@@ -102,7 +102,7 @@ def range_faults(given: Mapping[str, Any], strategy: str) -> list[str]:
         return ["a range needs strategy = 'random'"]
     low, high, scale = given.get("low"), given.get("high"), given.get("scale", "linear")
     faults = [f"a range has no {key!r}" for key in sorted(set(given) - RANGE_KEYS)]
-    numbers = [n for n in (low, high) if isinstance(n, (int, float)) and not isinstance(n, bool) and abs(n) <= MOST]
+    numbers: list[Any] = [n for n in (low, high) if is_finite(n)]
     if len(numbers) < 2 or not numbers[0] < numbers[1]:
         faults.append(f"low = {low!r}, high = {high!r} are no two rising numbers")
     elif scale == "log" and numbers[0] <= 0:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..value_rules import is_number
 from .record import FINISHED, RunRecord, Sweep, value_text
 
 ALONE = "each field alone: in an unbalanced sweep they can add up to more than 100 %"
@@ -68,8 +69,7 @@ def share_text(effect: Mapping[str, Any]) -> str:
 
 def labels(values: Sequence[Any]) -> list[str]:
     """The group of each value: the value itself, or, of many numbers, the third of the runs that it lies in."""
-    is_number = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in values]
-    if not all(is_number) or len(set(map(value_text, values))) <= MOST_LABELS:
+    if not all(map(is_number, values)) or len(set(map(value_text, values))) <= MOST_LABELS:
         return [value_text(value) for value in values]
     order = sorted(values)
     cuts = [order[len(order) // 3], order[2 * len(order) // 3]]

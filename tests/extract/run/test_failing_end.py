@@ -21,14 +21,6 @@ def store(tmp_path: Path, whole_store: Path) -> Path:
     return Path(shutil.copytree(whole_store, tmp_path / "store"))
 
 
-def test_what_is_safe_where_the_store_is_gone(data: Path, store: Path, make_config: MakeConfig) -> None:
-    dealer = Dealer(survey(make_config(data, store)), set())
-    shutil.rmtree(store / "commits")
-    assert dealer.what_is_safe() == (
-        f"stopped: what is committed cannot be told now: {str(store / 'commits')!r} does not exist"
-    )
-
-
 def test_frozen_parts_that_a_killed_worker_left_are_removed(data: Path, store: Path, make_config: MakeConfig) -> None:
     """Alone in the store nobody else writes them; `--only` leaves those of other machines alone."""
     left = store / "frozen" / "frozen.safetensors.tmp.another-host.17"

@@ -81,7 +81,7 @@ def test_facts_that_are_none_are_refused(make_run, tmp_path, change) -> None:
         *({"effects": effects} for effects in (None, [{}], [{"field": "seed", "values": [{"label": True}]}])),
         *({name: None} for name in ("devices", "base", "fields", "store")),
         *({"halving": halving} for halving in ({}, {"steps": ["a"], "keep": 0.5})),
-        {"runs": []},
+        *({"runs": []}, {"count": "ten"}, {"seed": True}),
     ],
     ids=str,
 )
