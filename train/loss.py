@@ -5,7 +5,7 @@ times (dflash-spec 6.1); a target's own distribution takes one more. Sums are un
 of a whole step divides once. Knows tensors only: no drafter, no store.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -159,7 +159,7 @@ def frozen_head_loss(
         gradient[part, 1 : num_slots + 1] = (error @ head.weight).view(size, num_slots, -1)
         del told, error  # before the next chunk's are made
         chunks.append(numbers)
-    used, value, nll, hit = (torch.cat(column) for column in list(zip(*chunks))[:-1])
+    used, value, nll, hit = (joined(column) for column in list(zip(*chunks))[:-1])
     alphas = [chunk.alpha for chunk in chunks if chunk.alpha is not None]
     return BlockLoss(
         loss=(used * value).sum(),
@@ -167,9 +167,14 @@ def frozen_head_loss(
         value=value,
         nll=nll,
         hit=hit,
-        alpha=torch.cat(alphas) if alphas else None,
+        alpha=joined(alphas) if alphas else None,
         gradient=gradient.view_as(hidden),
     )
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """All parts as one; a single one as it is, without a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def teacher_rows(teacher: Teacher, part: slice, weights: Tensor) -> Tensor:
