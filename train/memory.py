@@ -4,7 +4,10 @@ Plain arithmetic; knows no device, no tensor and no store. The peak is that of t
 its backward, the update, or an exam, beside what is held from the first update to the last. Letters are those of the
 project: T row tokens, A anchors, Q query slots, H, I, V widths, L layers, w bytes of a number in the run's dtype.
 
-The constants below are estimates that tests/bench/step.py --part memory is to confirm on a device.
+What a compiled forward and backward have at once was read off the code that torch's compiler makes for an H200 (torch
+2.11, 40 shapes, its allocations added up on a CPU, 2026-11). Where a backward was the peak that
+`tests/bench/step.py --part memory` measured there, the sum was right to 0.01 GiB. Torch 2.13 takes the same or, with
+checkpointing, up to 5 % less (six shapes).
 """
 
 from dataclasses import dataclass
@@ -26,7 +29,6 @@ from .row_memory import (
 from .slot import RowShape, RowSlot, equal_chunk
 from .spec import DrafterSpec
 
-# Estimates, to be fitted to tests/bench/step.py --part memory.
 WORKSPACE_BYTES = 64 * 2**20  # matrix libraries: 32 MiB a stream on an H100, one stream more inside a graph
 EXAM_BLOCKS = 64  # blocks whose logits an exam makes at once (train/evaluate/walk.py)
 WIDE_LOGITS = {  # float32 copies of a chunk's logits in the compiled loss: without and with a soft cap (torch 2.13)
@@ -35,6 +37,8 @@ WIDE_LOGITS = {  # float32 copies of a chunk's logits in the compiled loss: with
     "lk": (1, 2),
     "lk_hybrid": (1, 4),
 }
+DEAD_QUERIES = 2.5  # buffers that nobody reads any more, in [nq, Q, d], see `computed_again`
+MANY_LAYERS = 7  # from here on a checkpointed backward computes some of all layers again at once, see `kept_below`
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +131,17 @@ def predict_peak(
     head_is_tied: bool = False,
     codec: str = "raw",
     has_graph: bool = False,
+    sample_tokens: int | None = None,
 ) -> Plan:
     """The plan of a run with these settings on CUDA.
 
-    A CUDA graph keeps all that a row ever has at once, so the moments outside of a row come on top of it.
+    No sample is longer than `sample_tokens`, or than a row. A CUDA graph keeps all that a row ever has at once, so the
+    moments outside of a row come on top of it; torch counts that memory as reserved then, not as allocated.
     """
     sizes = RowSizes(spec, shape, WIDTHS[dtype])
     has_last = objective not in TOKEN_OBJECTIVES
     row = (loss_moment(sizes, chunk_blocks, objective, is_checkpointed), backward_moment(sizes, is_checkpointed))
-    others = [loading(sizes, codec), update(sizes, optimizer), exam(sizes, is_checkpointed)]
+    others = [loading(sizes, codec), update(sizes, optimizer), exam(sizes, is_checkpointed, sample_tokens)]
     if has_graph:
         pool = Part("CUDA graph of a row", max(moment.size_bytes for moment in row), "as a row; cuda_graph")
         others = [Moment(moment.name, (*moment.parts, pool)) for moment in others]
@@ -143,9 +149,17 @@ def predict_peak(
     return Plan(held, (*row, *others))
 
 
-def both_ends(sizes: RowSizes) -> Part:
-    """The drafter's output and the loss's gradient by it: they live through loss and backward."""
-    return Part("hidden states and their gradient", 2 * sizes.blocks, "rows.anchors")
+def throughout(sizes: RowSizes) -> tuple[Part, ...]:
+    """What lives through loss and backward: the drafter's output and the loss's gradient by it, and rotary angles."""
+    return (
+        Part("hidden states and their gradient", 2 * sizes.blocks, "rows.anchors"),
+        Part("rotary angles", rotary_angles(sizes), "rows.row_tokens, rows.anchors"),
+    )
+
+
+def rotary_angles(sizes: RowSizes) -> int:
+    """Cosines and sines of the context's and of the blocks' positions: [T, d/2] and [Q, d/2] of each, fp32."""
+    return WIDE * sizes.shape.num_keys * sizes.spec.head_dim
 
 
 def loss_moment(sizes: RowSizes, chunk_blocks: int, objective: str, is_checkpointed: bool) -> Moment:
@@ -167,7 +181,7 @@ def loss_moment(sizes: RowSizes, chunk_blocks: int, objective: str, is_checkpoin
         normed = 3 * WIDE * sizes.context // width
         chunk = sizes.context + max(chunk, normed)
     kept = Part("activations", sizes.kept(is_checkpointed), "rows.anchors, rows.row_tokens, checkpointing")
-    return Moment("loss", (kept, both_ends(sizes), Part("logits of a chunk", chunk, "loss.chunk_blocks, target")))
+    return Moment("loss", (kept, *throughout(sizes), Part("logits of a chunk", chunk, "loss.chunk_blocks, target")))
 
 
 def backward_moment(sizes: RowSizes, is_checkpointed: bool) -> Moment:
@@ -175,7 +189,7 @@ def backward_moment(sizes: RowSizes, is_checkpointed: bool) -> Moment:
     kept, gradients, temporary = max(backward_moments(sizes, is_checkpointed), key=sum)
     parts = (
         Part("activations", kept, "rows.anchors, rows.row_tokens, checkpointing"),
-        both_ends(sizes),
+        *throughout(sizes),
         Part("gradients of a row", gradients, "drafter, dtype"),
         Part("backward's temporaries", temporary, "rows.anchors, rows.row_tokens"),
     )
@@ -183,28 +197,87 @@ def backward_moment(sizes: RowSizes, is_checkpointed: bool) -> Moment:
 
 
 def backward_moments(sizes: RowSizes, is_checkpointed: bool) -> list[tuple[int, int, int]]:
-    """Activations, gradients of weights, and temporaries while each layer's MLP and attention are gone through.
+    """Activations, gradients of weights, and temporaries at every moment of the backward that may be its largest.
 
-    What lies below a layer is still kept, what lies above has its weights' gradients. Everywhere two gradients are on
-    their way, of the residual stream and (from the first attention on) of the fused taps. MLP: gradients of gate and
-    up, less the product, which is free by then, and the one of the normed input. Attention: gradients of the output,
-    twice (flex attention takes a copy), of queries, keys and values, and flex attention's fp32 row sums. At the end
-    come all weights' gradients, the first layer's input, and the fused taps with the gradients by them before and
-    after the norm.
+    A layer has two, see `kept_before` and `computed_again`. What lies below it is still kept; what lies above has its
+    weights' gradients, and two gradients by the fused taps [T, H], by way of keys and of values, which are summed at
+    the end alone. The end has all of these, the first layer's input and the fused taps.
     """
-    spec, width = sizes.spec, sizes.width
-    inner, heads = (width * sum(map(prod, shapes)) for shapes in (mlp_matrices(spec), attention_matrices(spec)))
-    down, out = width * prod(mlp_matrices(spec)[-1]), width * prod(attention_matrices(spec)[-1])
-    mlp_way = sizes.gated + 2 * sizes.blocks + sizes.context
-    sums = WIDE * sizes.shape.num_queries * spec.num_heads
-    attention_way = sizes.blocks + 3 * sizes.queries + 2 * sizes.keys + sums + sizes.context
+    spec = sizes.spec
+    layer_weights = weight_bytes(sizes, mlp_matrices(spec) + attention_matrices(spec))
     found: list[tuple[int, int, int]] = []
     for layer in range(spec.num_layers):
-        below = sizes.fused_taps + layer * (sizes.blocks if is_checkpointed else sizes.attention + sizes.mlp)
-        above = (spec.num_layers - 1 - layer) * (inner + heads)
-        found.append((below + sizes.attention + sizes.mlp, above + 2 * down, mlp_way))
-        found.append((below + sizes.attention, above + inner + out, attention_way))
-    return [*found, (sizes.fused_taps + sizes.blocks, width * num_weights(spec), 2 * sizes.context)]
+        above = spec.num_layers - 1 - layer
+        below = sizes.fused_taps + layer * kept_below(sizes, is_checkpointed)
+        own = computed_again(sizes, layer) if is_checkpointed else kept_before(sizes)
+        for kept, weights, temporary in own:
+            found.append((below + kept, above * layer_weights + weights, temporary + 2 * above * sizes.context))
+    first = sizes.fused_taps + sizes.blocks
+    return [*found, (first, sizes.width * num_weights(spec), 2 * spec.num_layers * sizes.context)]
+
+
+def weight_bytes(sizes: RowSizes, shapes: list[tuple[int, int]]) -> int:
+    return sizes.width * sum(map(prod, shapes))
+
+
+def kept_below(sizes: RowSizes, is_checkpointed: bool) -> int:
+    """Of a layer that the backward has not come to.
+
+    With checkpointing its input, up to six layers. The gradients by the fused taps of more of them are too many for one
+    kernel of the compiler; in the order that it then finds, normed inputs, queries, keys and values of all layers are
+    computed again before the first layer's turn.
+    """
+    if not is_checkpointed:
+        return sizes.attention + sizes.mlp
+    return sizes.blocks if sizes.spec.num_layers < MANY_LAYERS else sizes.attention - sizes.queries
+
+
+def kept_before(sizes: RowSizes) -> list[tuple[int, int, int]]:
+    """A layer's own activations, gradients of weights and temporaries in its MLP and its attention.
+
+    Everywhere the gradient of the residual stream is on its way. MLP: the product is free by then, its gradient and
+    that of gate or up are there, the other one's takes its place. Attention: gradients of queries, keys and values,
+    the output's in its place; two gradients of the normed input; flex attention's fp32 row sums.
+    """
+    down, out = (weight_bytes(sizes, of(sizes.spec)[-1:]) for of in (mlp_matrices, attention_matrices))
+    attention = 3 * sizes.blocks + sizes.queries + 2 * sizes.keys + row_sums(sizes)
+    return [
+        (sizes.attention + sizes.mlp, down, sizes.gated + sizes.blocks),
+        (sizes.attention, weight_bytes(sizes, mlp_matrices(sizes.spec)) + out, attention),
+    ]
+
+
+def computed_again(sizes: RowSizes, layer: int) -> list[tuple[int, int, int]]:
+    """The same with checkpointing, of layer 0, 1, ...: all that it did is computed again.
+
+    MLP: one kernel reads gate, up and their product's gradient, and writes the product and the gradients of gate and
+    up. In the last layer the product is there before, for the final norm, and one gradient is written over what is
+    read.
+
+    Attention, at the gradient of the queries, in fp32: there are the gradient of the residual stream, what the MLP read
+    and its two gradients, and those of the normed input by way of keys and values. The kernel that makes it rotates
+    the queries of the layer below as well, which read the same angles: these before and after, and their normed
+    input. In the last layer its MLP is still there, too, since the gradients of weights come late. Beside all that are
+    buffers that nobody reads any more, which the compiler keeps for others of their size; where this moment was the
+    largest they were 2.2 to 2.7 times the queries (in small rows 0.9 to 3.6).
+    """
+    spec, top = sizes.spec, sizes.spec.num_layers - 1
+    down, out = (weight_bytes(sizes, of(spec)[-1:]) for of in (mlp_matrices, attention_matrices))
+    wide_queries = WIDE * sizes.queries // sizes.width
+    way = 6 * sizes.blocks + wide_queries + int(DEAD_QUERIES * sizes.queries) + row_sums(sizes)
+    if layer and spec.num_layers < MANY_LAYERS:
+        way += sizes.blocks + 2 * sizes.queries
+    both = sizes.attention + sizes.mlp
+    attention = (sizes.attention, weight_bytes(sizes, mlp_matrices(spec)) + out, way)
+    if layer < top:
+        return [(both, 0, 3 * sizes.gated + sizes.blocks), attention]
+    last_mlp = (both, down, 2 * sizes.gated + 2 * sizes.blocks)
+    return [last_mlp, (both, 0, way + sizes.blocks) if top else attention]
+
+
+def row_sums(sizes: RowSizes) -> int:
+    """[nq, Q] fp32."""
+    return WIDE * sizes.shape.num_queries * sizes.spec.num_heads
 
 
 def loading(sizes: RowSizes, codec: str) -> Moment:
@@ -227,14 +300,29 @@ def update(sizes: RowSizes, optimizer: str) -> Moment:
     return Moment("update", (Part("optimizer's temporaries", size, "drafter, optim.name"),))
 
 
-def exam(sizes: RowSizes, is_checkpointed: bool) -> Moment:
-    """An exam's row: taps of its own, made from two copies of a sample's, then the frame of training, then logits.
+def exam(sizes: RowSizes, is_checkpointed: bool, sample_tokens: int | None) -> Moment:
+    """An exam's row: taps of its own, made from two copies of a sample's, then the frame of training, then its drafts.
 
-    The frame is the one of training, so it keeps the same activations until it returns.
+    The frame is the one of training, so it keeps the same activations until it returns. Its output and the blocks'
+    embeddings are left, first beside what tells whether the output is finite (two more of them), then beside logits.
     """
+    longest = min(sample_tokens or sizes.shape.row_tokens, sizes.shape.row_tokens)
+    copies = 2 * sizes.taps * longest // sizes.shape.row_tokens
     rows = EXAM_BLOCKS * (sizes.shape.block_size - 1)
     logits = rows * (sizes.spec.vocab_size + sizes.spec.hidden_size) * sizes.width
-    forward = sizes.kept(is_checkpointed) + sizes.blocks
-    most = max(forward, 2 * sizes.taps, 2 * sizes.blocks + logits)
+    drafts = 2 * sizes.blocks + max(2 * sizes.blocks, logits)
+    most = max(copies, forward_peak(sizes, is_checkpointed), drafts)
     own = Part("an exam's row", sizes.taps, "rows.row_tokens, taps")
     return Moment("exam", (own, Part("an exam's forward", most, "rows.anchors, rows.row_tokens, checkpointing")))
+
+
+def forward_peak(sizes: RowSizes, is_checkpointed: bool) -> int:
+    """The most that a forward has at once.
+
+    At its end what it keeps and its output. With checkpointing it has more in the last layer: the attention's, or
+    gate, up and what the MLP read.
+    """
+    kept = sizes.kept(is_checkpointed) + rotary_angles(sizes)
+    if not is_checkpointed:
+        return kept + sizes.blocks
+    return kept + sizes.blocks + max(sizes.attention, 2 * sizes.gated + sizes.blocks)

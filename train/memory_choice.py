@@ -52,6 +52,7 @@ class Demand:
             head_is_tied=self.head_is_tied,
             codec=self.codec,
             has_graph=has_graph,
+            sample_tokens=self.least_row_tokens,
         )
 
 

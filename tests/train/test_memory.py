@@ -1,6 +1,9 @@
 """The predicted memory against what torch allocates, and what its partitioner keeps for the backward."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
+from operator import getitem
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from dflash_offline.train.config import OBJECTIVE_NAMES, TOKEN_OBJECTIVES, LossC
 from dflash_offline.train.drafter import Drafter, Rotation, run_layer
 from dflash_offline.train.evaluate import walk
 from dflash_offline.train.kinds import AttentionKind
-from dflash_offline.train.memory import EXAM_BLOCKS, WIDE_LOGITS, Plan, predict_peak
+from dflash_offline.train.memory import EXAM_BLOCKS, WIDE_LOGITS, Plan, backward_moments, predict_peak
 from dflash_offline.train.optim import MasterOptimizer
 from dflash_offline.train.row_memory import RowSizes, matrices, num_weights, row_buffers
 from dflash_offline.train.slot import RowShape, RowSlot
@@ -20,11 +23,16 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
 from torch.nn.attention import flex_attention
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 CPU = torch.device("cpu")
+aten = torch.ops.aten
+VIEWS = (getitem, aten._unsafe_view.default, aten.reshape.default)  # beside those that say so themselves
 SHAPE = RowShape(row_tokens=256, anchors=32, block_size=8)
 MakeSpec = Callable[..., DrafterSpec]
 
@@ -111,27 +119,20 @@ def forward(
     return drafter.norm(x)
 
 
-def kept_by_torch(spec: DrafterSpec, shape: RowShape, is_checkpointed: bool) -> int:
-    """Bytes that torch's partitioner hands from the forward graph to the backward one, in bfloat16.
-
-    Inputs are not counted; tensors have no memory here.
-    """
-    kept: list[int] = []
+@cache
+def graphs_of_torch(spec: DrafterSpec, shape: RowShape, is_checkpointed: bool) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward graph that torch's partitioner makes in bfloat16; tensors have no memory here."""
+    found: list[tuple[GraphModule, GraphModule]] = []
 
     def partition(graph, inputs, **keywords):
         from functorch.compile import min_cut_rematerialization_partition
 
         joint_graph_passes(graph)
-        return min_cut_rematerialization_partition(graph, inputs, **{**keywords, "compiler": "inductor"})
-
-    def compile_forward(graph, _):
-        (output,) = (node for node in graph.graph.nodes if node.op == "output")
-        saved = [node for node in output.args[0][1:] if isinstance(node, torch.fx.Node) and node.op != "placeholder"]
-        kept.append(sum(node.meta["val"].nbytes for node in saved if isinstance(node.meta["val"], Tensor)))
-        return graph
+        found.append(min_cut_rematerialization_partition(graph, inputs, **{**keywords, "compiler": "inductor"}))
+        return found[-1]
 
     backend = aot_autograd(
-        fw_compiler=compile_forward,
+        fw_compiler=lambda graph, _: graph,
         bw_compiler=lambda graph, _: graph,
         partition_fn=partition,
         decompositions=select_decomp_table(),
@@ -155,22 +156,144 @@ def kept_by_torch(spec: DrafterSpec, shape: RowShape, is_checkpointed: bool) -> 
         compiled = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
         compiled(drafter, taps, embeds, rotation, block_rotation, masks)
     torch._dynamo.reset()
-    (found,) = kept
-    return found
+    ((forward_graph, backward_graph),) = found
+    return forward_graph, backward_graph
 
 
-@pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_activations_are_what_torch_keeps(
-    tiny_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, is_checkpointed: bool
-) -> None:
+def kept_by_torch(graph: GraphModule) -> int:
+    """Bytes that the forward graph hands to the backward one; inputs are not counted."""
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    saved = [node for node in output.args[0][1:] if isinstance(node, Node) and node.op != "placeholder"]
+    return sum(size_of(node) for node in saved)
+
+
+def size_of(node: Node) -> int:
+    """Bytes of what a node gives; outputs of it that nobody reads count as well."""
+    return sum(value.nbytes for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor))
+
+
+def is_product(node: Node) -> bool:
+    """Matrix products and flex attention: kernels of their own, which read and write memory."""
+    return node.target in (aten.mm.default, aten.addmm.default) or isinstance(node.target, HigherOrderOperator)
+
+
+def memory_of(node: Node) -> Node:
+    """The node whose memory this one looks at."""
+    while node.target in VIEWS or getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def size_counted(node: Node) -> int:
+    """Bytes of a node, but for weights, a row's inputs and the gradient by the drafter's output."""
+    return 0 if node.name.startswith(("primals", "tangents")) else size_of(node)
+
+
+class Kernels:
+    """The kernels of a graph, in an order that they can run in.
+
+    Products are kernels of their own. What else a product or the caller reads is formed out of memory in one go;
+    values that read the same memory are formed together, where neither waits for the other, and one takes the place of
+    what it alone reads. So inductor fuses within a layer; that it does so across layers as well is left out.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        nodes = list(graph.nodes)
+        readers = [node for node in nodes if is_product(node) or node.op == "output"]
+        self.results = {memory_of(node) for node in readers[-1].all_input_nodes}
+        has_memory = {memory_of(node) for reader in readers for node in reader.all_input_nodes} | set(readers[:-1])
+        self.reads: dict[Node, set[Node]] = {}  # memory that a node is formed out of
+        self.kernel_of: dict[Node, list[Node]] = {}
+        for node in nodes:
+            inputs = [memory_of(source) for source in node.all_input_nodes]
+            formed = [{one} if one in has_memory or not self.reads[one] else self.reads[one] for one in inputs]
+            self.reads[node] = set().union(*formed)
+            if node in has_memory and node.op == "call_function":
+                self.kernel_of[node] = [] if is_product(node) else self.shared(node)
+                self.kernel_of[node].append(node)
+
+    def shared(self, node: Node) -> list[Node]:
+        """The kernel that the node can join; a new one where there is none."""
+        before: set[Node] = set()
+        self.collect(node, before)
+        for other, kernel in self.kernel_of.items():
+            has_same = any(size_counted(read) for read in self.reads[node] & self.reads[other])
+            if has_same and other not in before and not is_product(other):
+                return kernel
+        return []
+
+    def collect(self, node: Node, before: set[Node]) -> None:
+        """Adds to `before` all that must have run before the node; kernels run as a whole."""
+        for read in self.reads[node]:
+            for member in self.kernel_of.get(read, []):
+                if member not in before:
+                    before.add(member)
+                    self.collect(member, before)
+
+    def ordered(self) -> list[list[Node]]:
+        """As the graph begins them, each behind all that it waits for."""
+        done: list[list[Node]] = []
+
+        def visit(kernel: list[Node]) -> None:
+            if kernel not in done:
+                reads = set().union(*(self.reads[node] for node in kernel))
+                for read in (node for node in self.kernel_of if node in reads):
+                    visit(self.kernel_of[read])
+                done.append(kernel)
+
+        for kernel in self.kernel_of.values():
+            visit(kernel)
+        return done
+
+    def taken(self, kernel: list[Node]) -> int:
+        """Bytes of the memory that the kernel writes over what it reads."""
+        readers = Counter(read for node in self.kernel_of for read in self.reads[node])
+        free = [{size_counted(read) for read in self.reads[node] if readers[read] == 1} for node in kernel]
+        return sum(
+            size_of(node) for node, sizes in zip(kernel, free) if not is_product(node) and size_of(node) in sizes
+        )
+
+    def peak(self) -> int:
+        """The most bytes that there are at once: all that a kernel reads and writes, and what is read later on."""
+        order = self.ordered()
+        last = {read: step for step, kernel in enumerate(order) for node in kernel for read in self.reads[node]}
+        now = sum(size_counted(read) for read in last if read.op == "placeholder")
+        peak = now
+        for step, kernel in enumerate(order):
+            taken = self.taken(kernel)
+            now += sum(map(size_of, kernel)) - taken
+            peak = max(peak, now)
+            gone = {read for read, end in last.items() if end == step} | {node for node in kernel if node not in last}
+            now -= sum(map(size_counted, gone - self.results)) - taken
+        return peak
+
+
+@pytest.fixture
+def wide_spec(tiny_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> DrafterSpec:
     """At the widths of a 27B target, with grouped heads of which all together are not the hidden size."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # it refuses gradients on a CPU
     wide = {"hidden_size": 5120, "intermediate_size": 17_408, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
-    spec = tiny_spec(**wide, num_layers=3, block_size=16)
-    shape = RowShape(row_tokens=12_288, anchors=1536, block_size=16)
-    sizes = RowSizes(spec, shape, 2)
+    return tiny_spec(**wide, num_layers=3, block_size=16)
+
+
+WIDE_SHAPE = RowShape(row_tokens=12_288, anchors=1536, block_size=16)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_activations_are_what_torch_keeps(wide_spec: DrafterSpec, is_checkpointed: bool) -> None:
+    sizes = RowSizes(wide_spec, WIDE_SHAPE, 2)
+    forward_graph, _ = graphs_of_torch(wide_spec, WIDE_SHAPE, is_checkpointed)
     own = sizes.kept(is_checkpointed) - sizes.blocks  # the embeddings are an input
-    assert own == pytest.approx(kept_by_torch(spec, shape, is_checkpointed), rel=0.002)
+    assert own == pytest.approx(kept_by_torch(forward_graph), rel=0.002)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_the_backward_is_that_of_torchs_graph(wide_spec: DrafterSpec, is_checkpointed: bool) -> None:
+    """At widths where a layer's MLP takes the most, with and without all of the layer computed again."""
+    sizes = RowSizes(wide_spec, WIDE_SHAPE, 2)
+    _, backward_graph = graphs_of_torch(wide_spec, WIDE_SHAPE, is_checkpointed)
+    own = max(map(sum, backward_moments(sizes, is_checkpointed))) - sizes.blocks
+    assert own == pytest.approx(Kernels(backward_graph.graph).peak(), rel=0.002)
 
 
 def test_more_never_takes_less(tiny_spec: MakeSpec) -> None:
@@ -203,6 +326,20 @@ def test_a_chunk_takes_its_logits_once_in_bfloat16(tiny_spec: MakeSpec) -> None:
     (loss,) = (moment for moment in plan_of(spec, chunk_blocks=15).moments if moment.name == "loss")
     rows = 8 * (spec.block_size - 1)
     assert loss.parts[-1].size_bytes == rows * (3000 + spec.hidden_size) * 2
+
+
+def test_an_exam_has_taps_and_copies_of_a_sample_or_the_frame_of_training(tiny_spec: MakeSpec) -> None:
+    spec, shape = tiny_spec(), RowShape(row_tokens=4096, anchors=16, block_size=8)
+    sizes = RowSizes(spec, shape, 2)
+
+    def beside_taps(**settings) -> int:
+        (exam,) = (moment for moment in plan_of(spec, shape, **settings).moments if moment.name == "exam")
+        return exam.size_bytes - sizes.taps
+
+    assert beside_taps(is_checkpointed=True) == 2 * sizes.taps
+    assert beside_taps(is_checkpointed=True, sample_tokens=4000) == 2 * 4000 * 3 * spec.hidden_size * 2
+    angles = 4 * (4096 + 128) * spec.head_dim
+    assert beside_taps() == sizes.kept(False) + sizes.blocks + angles
 
 
 def test_numbers_that_other_files_own() -> None:

@@ -65,15 +65,15 @@ def chosen(demand: Demand, card_gb: int) -> Choice:
     return choice
 
 
-def test_a_27b_row_needs_checkpointing_on_80_and_96_gb(demand) -> None:
+def test_a_27b_row_needs_checkpointing_on_80_gb(demand) -> None:
     """dflash-spec 6.2: about 28 GB of weights' state, 5 of embedding and head, 2.5 of taps, 40 of activations.
     A second set of taps is that of the next row, on its way.
 
     Its estimate of the activations leaves out keys, values, queries before their norm, and the fused taps twice.
     """
     small, middle, large = (chosen(demand(), card) for card in (80, 96, 141))
-    assert [choice.is_checkpointed for choice in (small, middle, large)] == [True, True, False]
-    assert large.chunk_blocks == max(chunk_sizes(demand().shape)) >= middle.chunk_blocks
+    assert [choice.is_checkpointed for choice in (small, middle, large)] == [True, False, False]
+    assert large.chunk_blocks == max(chunk_sizes(demand().shape)) > middle.chunk_blocks
     parts = {part.name: part.size_bytes / GB for part in [*large.plan.held, *large.plan.largest.parts]}
     assert parts["target's embedding and head"] == pytest.approx(5.1, abs=0.1)
     assert parts["row buffers"] == pytest.approx(2.5, abs=0.1)
@@ -130,7 +130,7 @@ def test_a_graph_is_left_out_where_it_does_not_fit_beside_an_exam(demand) -> Non
 REFUSED = [
     ({"checkpointing": "off"}, 80, "checkpointing=on"),
     ({"cuda_graph": "on", "row_tokens": 16_384, "anchors": 2048, "checkpointing": "off"}, 80, "cuda_graph=off"),
-    ({"optimizer": "muon"}, 48, "rows.anchors=1408"),
+    ({"optimizer": "muon"}, 48, "rows.anchors=512"),
     ({"row_tokens": 98_304, "anchors": 12_288}, 80, None),
     ({"row_tokens": 262_144, "anchors": 64, "has_default_anchors": True}, 64, None),
     ({"row_tokens": 8192, "anchors": 1024, "chunk_blocks": 1024, "checkpointing": "on"}, 48, None),
