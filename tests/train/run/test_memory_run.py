@@ -41,8 +41,8 @@ def started(config: TrainConfig, card_bytes: int | None = LARGE) -> Run:
 
 @pytest.fixture
 def open_config(lab, tiny_store, tmp_path) -> TrainConfig:
-    """A run whose memory is the package's choice, of rows that are large enough to leave one."""
-    shape = ("drafter.head_dim=16", "rows.row_tokens=4096", "rows.anchors=2048")
+    """A run whose memory is the package's choice, of rows and layers that are enough to leave one."""
+    shape = ("drafter.head_dim=16", "rows.row_tokens=4096", "drafter.num_layers=4", "rows.anchors=2048")
     return lab.make_config(tiny_store, tmp_path / "run", *shape, "dtype=bfloat16", "cuda_graph=off")
 
 
