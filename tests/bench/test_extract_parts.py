@@ -1,23 +1,11 @@
 """What the benchmarks of extract reckon with, against slow references."""
 
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from dflash_offline.extract.lines.inputs import read_lines
 from dflash_offline.store.integrity import verify
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parts_in_reach() -> Iterator[None]:
-    """The benchmark is a script: what it imports lies beside it."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
 
 
 def test_gaps_against_a_line_of_microseconds() -> None:

@@ -4,20 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parts_in_reach() -> Iterator[None]:
-    """The benchmark is a script: what it imports lies beside it."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

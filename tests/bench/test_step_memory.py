@@ -1,9 +1,6 @@
 """The planner beside peaks that were measured, and beside what compiled code allocates at other shapes."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,15 +41,6 @@ COMPILED: list[tuple[str, dict[str, int], bool, float]] = [
     ("8b", {"hidden": 2048, "intermediate": 6144, "kv_heads": 4, "layers": 8}, True, 10.044),
     ("8b", {"hidden": 2560, "intermediate": 9728}, True, 7.365),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parts_in_reach() -> Iterator[None]:
-    """The benchmark is a script: what it imports lies beside it."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
 
 
 def test_predictions_are_the_measured_peaks() -> None:

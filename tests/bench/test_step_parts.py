@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,6 @@ from dflash_offline.train.flops import step_flops, tokens_behind
 from torch.utils.flop_counter import FlopCounterMode
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parts_in_reach() -> Iterator[None]:
-    """The benchmark is a script: what it imports lies beside it."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
 
 
 @pytest.fixture

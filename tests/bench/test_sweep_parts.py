@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,6 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("sweep.py")
 NAMES = {"concurrent_cost", "runs", "winner_acceptance"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parts_in_reach() -> Iterator[None]:
-    """The benchmark is a script: what it imports lies beside it."""
-    folder = str(SCRIPT.parent)
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
 
 
 def test_only_steps_that_both_runs_ended_beside_each_other_count() -> None:
