@@ -19,6 +19,7 @@ from ..sinks import CLOSE_S, HURRIED_S, Sinks
 from .check import Device, config_of
 from .effects import main_effects, ranked
 from .halving import decide, may_try_again
+from .kernels import kernels_for
 from .one_run import MEASURED, train_one
 from .record import FAILED, FINISHED, INTERRUPTED, PAUSED, RUNNING, WAITING, RunRecord, Sweep
 from .table import LiveTable
@@ -44,10 +45,11 @@ class Schedule:
         name = f"run {run.number}"
         self.sinks[name] = Sinks(config.sinks, self.sweep.folder / run.folder, as_dict(config))
         rank = Rank(device=device, num_local=len(self.devices))
+        kernels = kernels_for(self.sweep, run)
         run.state, run.device, run.error = RUNNING, device, None
         self.sweep.write()
         self.table.started(run)
-        return Job(name, train_one, (config, rank, str(self.sweep.folder / run.log)))
+        return Job(name, train_one, (config, rank, str(self.sweep.folder / run.log), kernels))
 
     def next_rung(self, run: RunRecord) -> int | None:
         """The step at which the run is compared next; None where it goes to its end."""

@@ -73,3 +73,15 @@ def test_a_sweep_ended_between_two_runs_goes_on_with_the_other(lab, tiny_store, 
     assert content["ranking"] == [1, 2]
     assert [rung["is_kept"] for run in content["runs"] for rung in run["rungs"]] == [True, False]
     assert content["runs"][0]["results"]["step"] == 3
+
+
+def test_the_second_run_begins_with_the_kernels_of_the_first(lab, tiny_store, tmp_path, monkeypatch):
+    """A CPU compiles nothing, so the file that is found there in the end was copied."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    out = tmp_path / "sweep"
+    wanted = planned(lab.config_of(tiny_store, out, fields={"optim.lr": [0.02, 0.01]}), lab.base | SETTINGS)
+    assert [run.state for run in command(wanted, 1).runs] == ["finished", "waiting"]
+    (out / "runs/0001/kernels/ab").mkdir(parents=True)
+    (out / "runs/0001/kernels/ab/kernel.py").write_text("compiled")
+    assert [run.state for run in command(wanted, 1).runs] == ["finished", "finished"]
+    assert (out / "runs/0002/kernels/ab/kernel.py").read_text() == "compiled"

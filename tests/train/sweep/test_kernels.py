@@ -1,0 +1,74 @@
+"""What a new run of a sweep takes over of the kernels that other runs compiled."""
+
+from pathlib import Path
+
+import pytest
+from dflash_offline.train.facts import KERNELS_NAME, TEMPORARY_NAME
+from dflash_offline.train.sweep.kernels import kernels_for, take_over
+from dflash_offline.train.sweep.record import RunRecord, Sweep
+
+FIELDS = ("drafter.block_size", "loss.weights", "optim.name")
+SETTINGS = [(8, "decay", "muon"), (8, "decay", "adamw"), (16, "decay", "muon"), (16, "dpace", "muon")]
+
+
+def sweep_of(folder: Path, states: list[str], with_kernels: list[int]) -> Sweep:
+    runs = [
+        RunRecord(number=number, overrides=dict(zip(FIELDS, values, strict=True)), state=state)
+        for number, (values, state) in enumerate(zip(SETTINGS, states, strict=True), start=1)
+    ]
+    found = Sweep(
+        folder=folder,
+        store="",
+        plan_sha256="",
+        strategy="grid",
+        count=None,
+        seed=None,
+        fields=list(FIELDS),
+        base={},
+        halving=None,
+        runs=runs,
+    )
+    for number in with_kernels:
+        kernels = folder / found.run(number).folder / KERNELS_NAME
+        (kernels / "ab").mkdir(parents=True)
+        (kernels / "ab" / "kernel.py").write_text(f"of run {number}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "states, with_kernels, taken",
+    [
+        (["finished", "finished", "finished", "waiting"], [1, 2, 3], 3),  # one field differs; of run 1 two, of 2 three
+        (["finished", "finished", "paused", "waiting"], [1, 2, 3], 3),
+        (["out", "finished", "running", "waiting"], [1, 2, 3], 1),
+        (["finished", "finished", "interrupted", "waiting"], [1, 3], 1),
+        (["running", "failed", "interrupted", "waiting"], [1, 2, 3], None),
+        (["finished", "finished", "finished", "waiting"], [], None),
+        (["finished", "finished", "finished", "waiting"], [1, 4], None),  # it has its own
+    ],
+)
+def test_kernels_come_from_the_nearest_run_that_is_at_rest(tmp_path, states, with_kernels, taken):
+    found = sweep_of(tmp_path, states, with_kernels)
+    expected = None if taken is None else tmp_path / "runs" / f"000{taken}" / KERNELS_NAME
+    assert kernels_for(found, found.run(4)) == expected
+
+
+def test_a_copy_is_the_runs_own(tmp_path):
+    found = sweep_of(tmp_path, ["finished", "waiting", "waiting", "waiting"], [1])
+    theirs, run_dir = tmp_path / "runs" / "0001" / KERNELS_NAME, tmp_path / "runs" / "0002"
+    take_over(theirs, run_dir)
+    own = run_dir / KERNELS_NAME / "ab" / "kernel.py"
+    (theirs / "ab" / "kernel.py").write_text("another one")
+    assert own.read_text() == "of run 1"
+    assert kernels_for(found, found.run(2)) is None, "taken over once, before the first start"
+
+
+def test_a_copy_that_fails_leaves_nothing_that_counts(tmp_path):
+    sweep_of(tmp_path, ["finished", "waiting", "waiting", "waiting"], [1])
+    theirs, run_dir = tmp_path / "runs" / "0001" / KERNELS_NAME, tmp_path / "runs" / "0002"
+    (theirs / "ab" / "gone").symlink_to("nowhere")
+    with pytest.raises(OSError, match="gone"):
+        take_over(theirs, run_dir)
+    left = [path.name for path in run_dir.iterdir()]
+    assert KERNELS_NAME not in left
+    assert all(TEMPORARY_NAME.fullmatch(name) for name in left), "the next start removes these"
