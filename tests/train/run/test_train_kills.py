@@ -6,6 +6,7 @@ Each life of a run is `dflash train` in a process of its own, as a user starts i
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dflash_offline.train.checkpoint import list_steps
+from dflash_offline.train.facts import KERNELS_NAME
 from processes import children, is_alive
 
 LIMIT_S = 600.0
@@ -125,16 +127,24 @@ def live_through_kills(
     left = rng.permutation([*EXPECTED] * victims).tolist() if isinstance(victims, int) else [*victims]
     assert left
     most_runs = 10 * len(left)
-    run_dir, runs = folder / "run0", 1
+    run_dir, runs = new_run(folder, reference, 0), 1
     while left:
         assert runs <= most_runs, f"{left} are left: runs ended before they could be killed"
         if kill_one(lab.start_command(store, run_dir, *settings), run_dir, left[-1], rng):
             left.pop()
         else:  # it was faster than the kill: the next run begins
             compare(lab, run_dir, reference, steps)
-            run_dir, runs = folder / f"run{runs}", runs + 1
+            run_dir, runs = new_run(folder, reference, runs), runs + 1
     finish(lab.start_command(store, run_dir, *settings))
     compare(lab, run_dir, reference, steps)
+
+
+def new_run(folder: Path, reference: Path, number: int) -> Path:
+    """A folder that has the kernels of the reference where a device compiles some: another choice has other bits."""
+    run_dir = folder / f"run{number}"
+    if (reference / KERNELS_NAME).exists():
+        shutil.copytree(reference / KERNELS_NAME, run_dir / KERNELS_NAME)
+    return run_dir
 
 
 FAST = ("steps=30", "rows.rows_per_step=2", "eval_every=7", "checkpoint_every=2", "keep=2")
@@ -169,3 +179,11 @@ def test_many_kills_change_nothing(lab, tiny_store, tmp_path, seed):
     names = [("optim.name=adamw",), ("dtype=bfloat16",), ("loss.weights=dpace",), ("checkpoint_every=1", "keep=1")]
     settings = ("steps=60", "rows.rows_per_step=2", "eval_every=7", "checkpoint_every=5", *names[seed - 1])
     live_through_kills(lab, tiny_store, tmp_path, victims=4, seed=seed, settings=settings)
+
+
+@pytest.mark.gpu
+def test_kills_on_a_gpu_change_nothing(lab, tiny_store, tmp_path):
+    """With CUDA graphs and compiled kernels, which lie in the run's folder and are found there again."""
+    settings = ("steps=80", "rows.rows_per_step=2", "eval_every=25", "checkpoint_every=2", "keep=2")
+    settings += ("devices=cuda:0", "drafter.head_dim=32", "stall_s=600")
+    live_through_kills(lab, tiny_store, tmp_path, victims=2, seed=3, settings=settings)
