@@ -1,8 +1,8 @@
 """Runs the target over groups of segments, one batch ahead of what is judged and handed to the writer.
 
-A batch is sent to the device, and while it computes the one before it, whose states were copied meanwhile, is judged
-and handed over; so the device waits neither for a copy nor, while the ring has room, for the disk. At most two batches
-are on the device. Which samples share a batch, and all that is written of them, do not depend on any of this.
+A batch is sent to the device, and while it computes the one before it is copied, judged and handed over; so the device
+waits neither for a copy nor, while the ring has room, for the disk. At most two batches are on the device. Which
+samples share a batch, and all that is written of them, do not depend on any of this.
 """
 
 from collections.abc import Callable
@@ -98,11 +98,11 @@ class Recorder:
             sent: list[Sent] = []
             places = np.flatnonzero(is_wanted)
             has_fit = self.fits(lambda: sent.append(self.send(batch, places)), batch)  # noqa: B023
-            self.settle(writer)
+            self.hand_over(writer)
             if not has_fit:
                 return np.sort(np.concatenate(batches[number:]))
-            self.copy(sent[0], writer)
-        self.settle(writer)
+            self.pending = sent[0]
+        self.hand_over(writer)
         return rows[:0]
 
     def fits(self, run: Callable[[], None], batch: np.ndarray) -> bool:
@@ -202,32 +202,31 @@ class Recorder:
         sample, place = self.side.upload(index)
         return errors(states[:, sample, place], rows[:, sample, place], self.codec.outliers), counts
 
-    def copy(self, sent: Sent, writer: StateWriter) -> None:
-        """Starts the copy of a batch into the writer's memory, as soon as there is some."""
-        sent.room = writer.room(tuple(sent.rows.shape))
-        pairs = [(sent.rows, sent.room.rows)]
-        for name, there in (("peaks", sent.peaks), ("errors", sent.errors)):
-            if there is not None:
-                sent.here[name] = self.side.host(there)
-                pairs.append((there, sent.here[name]))
-        sent.copied = self.side.copy(pairs, sent.computed)
-        self.pending = sent
+    def hand_over(self, writer: StateWriter) -> None:
+        """Copies the batch before the one that was sent last into the writer's memory, judges it and hands it over.
 
-    def settle(self, writer: StateWriter) -> None:
-        """Judges the batch whose copy was started last, and hands it to the writer."""
+        The copy starts when the forward behind it has been sent whole. Before: a forward of transformers begins by
+        asking the device for one number, and the host would get it behind the copy, with the device idle meanwhile.
+        """
         sent, self.pending = self.pending, None
         if sent is None:
             return
-        sent.copied.wait()
-        assert sent.room is not None
-        peak, n = sent.here["peaks"].numpy(), self.plan["n"][sent.batch]
+        room = writer.room(tuple(sent.rows.shape))
+        pairs = [(sent.rows, room.rows)]
+        here: dict[str, torch.Tensor] = {}
+        for name, there in (("peaks", sent.peaks), ("errors", sent.errors)):
+            if there is not None:
+                here[name] = self.side.host(there)
+                pairs.append((there, here[name]))
+        self.side.copy(pairs, sent.computed).wait()
+        peak, n = here["peaks"].numpy(), self.plan["n"][sent.batch]
         entries = [
             Entry(int(sent.batch[place]), place, status_of(peak[:, place, : n[place]]))
             for place in sent.wanted.tolist()
         ]
         entries = [self.checked_again(entry, sent) for entry in entries]
-        writer.put(sent.room, with_errors(entries, sent))
-        self.channel.tell(Recorded(int(n[sent.wanted].sum()), sent.room.waited_s))
+        writer.put(room, with_errors(entries, here.get("errors"), sent.num_measured))
+        self.channel.tell(Recorded(int(n[sent.wanted].sum()), room.waited_s))
 
     def checked_again(self, entry: Entry, sent: Sent) -> Entry:
         """The entry, marked as failed where the sample alone has other states than in its batch."""

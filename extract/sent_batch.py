@@ -3,7 +3,7 @@
 Knows tensors, samples' places and statuses; runs no target and waits for nothing.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from ..store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK
 from .copying import Mark, SideStream
 from .soundness import Alone, has_zero_state, is_finite
-from .writing import Entry, Room
+from .writing import Entry
 
 MEASURED_EVERY = 101  # positions; a prime, so that no place in a chunk or a sample is preferred
 
@@ -27,7 +27,7 @@ class Again:
 
 @dataclass(slots=True)
 class Sent:
-    """A batch that was sent to the device: what is wanted of it, and what is on its way to the host."""
+    """A batch that was sent to the device: what is wanted of it, and what is computed of it."""
 
     batch: np.ndarray
     """Rows of the plan [N]."""
@@ -43,10 +43,6 @@ class Sent:
     again: dict[int, Again]
     """By place in the batch."""
     computed: Mark
-    room: Room | None = None
-    here: dict[str, torch.Tensor] = field(default_factory=dict)
-    """peaks and errors on the host, once `copied`."""
-    copied: Mark = field(default_factory=Mark)
 
 
 def recorded_part(states: torch.Tensor, first: np.ndarray, n: np.ndarray, side: SideStream) -> torch.Tensor:
@@ -61,11 +57,11 @@ def recorded_part(states: torch.Tensor, first: np.ndarray, n: np.ndarray, side: 
     return states[:, torch.arange(len(n), device=states.device)[:, None], index]
 
 
-def with_errors(entries: list[Entry], sent: Sent) -> tuple[Entry, ...]:
-    """The entries with the errors that were measured of them, of sound ones only."""
-    if sent.errors is None:
+def with_errors(entries: list[Entry], errors: torch.Tensor | None, num_measured: list[int]) -> tuple[Entry, ...]:
+    """The entries with the errors [Lt (+1), M] that were measured of them, so many of each; of sound ones only."""
+    if errors is None:
         return tuple(entries)
-    parts = np.split(sent.here["errors"].numpy(), np.cumsum(sent.num_measured)[:-1], axis=1)  # each [Lt (+1), M]
+    parts = np.split(errors.numpy(), np.cumsum(num_measured)[:-1], axis=1)  # each [Lt (+1), M]
     return tuple(
         replace(entry, errors=part.reshape(-1) if entry.status == STATUS_OK else part[:, :0].reshape(-1))
         for entry, part in zip(entries, parts)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from .targets.hf import HfTarget
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05}
-"""Largest relative L2 error of a position's state, alone against in a batch. In bfloat16 the
+"""Largest relative L2 error of a position's state, alone against in a batch; see `tolerance`. In bfloat16 the
 share `LOOSE_SHARE` of the positions may exceed it: other matrix shapes round differently."""
+LAYER_ERROR = 12**0.5 * 2.0**-8
+"""What a layer adds in bfloat16: some six roundings to 8 bits in each of the two runs, independent of one another."""
 LOOSE_SHARE = {"float32": 0.0, "bfloat16": 0.05}
 TIE = {"float32": 1e-3, "bfloat16": 0.05}
 """How far the target's own logit of our top token may lie below its largest, as a share of the largest magnitude."""
@@ -135,7 +137,7 @@ def fault_against(
     seen = alone.last if last is None else last
     return (
         fault
-        or difference("the last state", seen, alone.last)
+        or difference("the last state", target.facts.num_layers, seen, alone.last)
         or head_fault(alone.logits, target.logits(seen[alone.places]), str(alone.taps.dtype))
     )
 
@@ -149,24 +151,44 @@ def taps_faults(
 ) -> Iterator[Fault | None]:
     """Faults of taps [Lt, n, H] recorded in a batch against those of the sample alone [Lt, n, H]."""
     for index, layer in enumerate(tap_layers):
-        yield difference(f"tap {layer}", taps[index], alone[index])
+        yield difference(f"tap {layer}", layer + 1, taps[index], alone[index])
     yield telling_fault(taps, tap_layers, has_distinct_ids=bool((ids != ids[0]).any()))
 
 
-def difference(name: str, batched: torch.Tensor, alone: torch.Tensor) -> Fault | None:
-    """Compares states [n, H] of one sample, run in a batch and run alone."""
+def tolerance(dtype: str, num_layers: int) -> float:
+    """What the states behind so many layers may differ by, alone against in a batch.
+
+    In bfloat16 errors of layers add up like independent ones, LAYER_ERROR * sqrt(num_layers). Random hybrids of 64
+    layers were measured: 0.0081 to 0.0103 times the root in bfloat16 against float32, and at the widths of a 27B
+    0.0076 times it in a batch against alone. What is wrong, a mask say, differs by several tenths.
+    """
+    return TOLERANCE[dtype] if dtype == "float32" else max(TOLERANCE[dtype], LAYER_ERROR * num_layers**0.5)
+
+
+def relative_error(batched: torch.Tensor, alone: torch.Tensor) -> float:
+    """Of states [n, H], the relative L2 error that all positions but the share `LOOSE_SHARE` keep within."""
+    reference = torch.linalg.vector_norm(alone.float(), dim=-1)  # [n]
+    error = torch.linalg.vector_norm(batched.float() - alone.float(), dim=-1) / reference  # [n]
+    return float(torch.quantile(error, 1.0 - LOOSE_SHARE[kind_of(alone)]))
+
+
+def kind_of(states: torch.Tensor) -> str:
+    """The dtype's name as the tables above have it."""
+    return str(states.dtype).removeprefix("torch.")
+
+
+def difference(name: str, num_layers: int, batched: torch.Tensor, alone: torch.Tensor) -> Fault | None:
+    """Compares states [n, H] of one sample behind so many layers, run in a batch and run alone."""
     advice = "record samples one by one with --token-budget 1, and report this target"
     if batched.shape != alone.shape:
         return Fault(f"{name} of a sample has shape {list(batched.shape)}", f"{list(alone.shape)}", advice)
-    kind = str(alone.dtype).removeprefix("torch.")
-    reference = torch.linalg.vector_norm(alone.float(), dim=-1)  # [n]
-    error = torch.linalg.vector_norm(batched.float() - alone.float(), dim=-1) / reference  # [n]
-    worst = float(torch.quantile(error, 1.0 - LOOSE_SHARE[kind]))
-    if worst <= TOLERANCE[kind]:
+    kind = kind_of(alone)
+    error, most = relative_error(batched, alone), tolerance(kind, num_layers)
+    if error <= most:
         return None
     return Fault(
-        f"{name} of a sample differs between its batch and the sample alone: relative error {worst:.2g}",
-        f"at most {TOLERANCE[kind]:g} in {kind}",
+        f"{name} of a sample differs between its batch and the sample alone: relative error {error:.2g}",
+        f"at most {most:.2g} in {kind} behind {num_layers} layers",
         advice,
     )
 

@@ -26,7 +26,7 @@ from dflash_offline.store.samples import SampleTable
 from dflash_offline.store.size import bytes_per_position
 from extract_parts.laid_out import lay_out, write_samples
 from extract_parts.machine import idle_share, write_rate
-from extract_parts.recording import Bare, recording, timed, workers_rate
+from extract_parts.recording import Bare, error_of_allowed, recording, timed, workers_rate
 from extract_parts.targets import TARGETS, layer_parameters, make_target
 from step_parts.timing import matmul_tflops
 
@@ -58,6 +58,7 @@ class Bench:
         self.bare_s = timed(self.target, self.bare)
         self.put("bare_tokens_per_s", self.num_tokens / self.bare_s, "tokens/s")
         self.put("padding", padded / self.num_tokens - 1, "share")
+        self.put("error_of_allowed", error_of_allowed(found, self.target), "ratio")
 
     def put(self, name: str, value: float, unit: str) -> None:
         self.rows.append((name, value, unit))

@@ -123,7 +123,7 @@ def run_process(process: str, args: argparse.Namespace) -> None:
     """One process of a part: measures, and writes its own file."""
     device = torch.device(args.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # `cuda` alone has none
     torch.manual_seed(0)
     part = Part(process, facts=facts_of(args, device))
     choices = Choices(chunk_blocks=args.chunk_blocks)
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="may be given several times")
     parser.add_argument("--out", type=Path, help="folder of the parts' files")
     parser.add_argument("--merge", type=Path, metavar="DIR", help="prints the table of the parts in DIR")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default 10)")
     parser.add_argument("--chunk-blocks", type=int, help="blocks whose logits exist at once (default: the package's)")
     parser.add_argument("--peer-loss", nargs="+", default=["fused", "eager"], help="losses of speculators to try")

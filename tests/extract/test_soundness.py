@@ -14,6 +14,8 @@ from dflash_offline.extract.soundness import (
     head_fault,
     is_finite,
     peaks,
+    relative_error,
+    tolerance,
 )
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 
@@ -32,6 +34,7 @@ class Liar:
 
     def __init__(self, target: HfTarget, spoil: Callable[[torch.Tensor], None]) -> None:
         self.target = target
+        self.facts = target.facts
         self.spoil = spoil
 
     def record(self, ids: torch.Tensor, lengths: torch.Tensor, tap_layers: Sequence[int], *, last: bool = False) -> Any:
@@ -168,3 +171,29 @@ def test_a_leak_into_the_last_state_alone_is_refused(target: HfTarget) -> None:
 
     with pytest.raises(UserError, match="the last state of a sample differs"):
         check_target(LastLeak(target, lambda taps: None), IDS, LENGTHS, TAPS, last=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_layers, most", [(1, 0.05), (13, 0.05), (36, 0.0812), (64, 0.1083), (100, 0.1353)])
+def test_rounding_of_more_layers_is_let_pass_in_bfloat16_alone(num_layers: int, most: float) -> None:
+    assert tolerance("bfloat16", num_layers) == pytest.approx(most, rel=1e-3)
+    assert tolerance("float32", num_layers) == 1e-5
+
+
+@pytest.mark.parametrize("config", ["t16-tied", "t19-hybrid"])
+def test_layers_in_bfloat16_err_by_less_than_is_let_pass(case_target: Any, config: str) -> None:
+    """Against float32, which is more than a batch against the sample alone, both of which round."""
+    taps = {}
+    for dtype in ("float32", "bfloat16"):
+        target = load_target(str(case_target("plain", config)), dtype=dtype)
+        layers = tuple(range(target.facts.num_layers - 1))
+        taps[dtype] = target.record(IDS[:1], LENGTHS[:1], layers)[0][:, 0]
+    errors = [relative_error(b.float(), a) for a, b in zip(taps["float32"], taps["bfloat16"])]
+    assert all(0.0 < error < tolerance("bfloat16", layer + 1) for layer, error in enumerate(errors)), errors
+
+
+def test_a_sample_that_sees_its_neighbour_is_far_beyond_rounding(target: HfTarget) -> None:
+    """What a lost mask does: the tolerance of 100 layers is no hiding place."""
+    other = torch.randint(6, 262, (1, 20), generator=torch.Generator().manual_seed(1))
+    alone, _ = target.record(IDS[:1, :20], LENGTHS.new_tensor([20]), TAPS)
+    behind, _ = target.record(torch.cat([other, IDS[:1, :20]], 1), LENGTHS.new_tensor([40]), TAPS)
+    assert relative_error(behind[-1, 0, 20:], alone[-1, 0]) > 2 * tolerance("bfloat16", 100)

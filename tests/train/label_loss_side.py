@@ -12,6 +12,7 @@ from torch import Tensor
 
 BLOCKS, SLOTS = 6, 5
 ROUNDING = {"cuda": 2.0**-8, "cpu": 2.0**-7}  # of a gradient in bfloat16; the interpreter cuts digits off
+DYNAMIC = 1e-4  # of weights that are products of chances: their exponents are float32 sums, in the hundreds at most
 CAPS = [(1.0, None), (0.3, None), (1.0, 2.0), (2.5, 4.0)]
 
 
@@ -48,10 +49,10 @@ def compare(config: LossConfig, head: Head, width: int, dtype: torch.dtype, devi
     slow, slow_gradient = make_chunk_loss(config, head)(*inputs)
     fast, gradient = make_label_loss(config, head)(products, None, labels, weights)
     assert gradient.data_ptr() == products.data_ptr(), "the gradient lies elsewhere"
-    tolerance = 2e-5 if dtype == torch.float32 else ROUNDING[device.type]
+    tolerance = DYNAMIC if dtype == torch.float32 else ROUNDING[device.type]
     assert close(gradient, slow_gradient, tolerance), (config, width, dtype)
-    for name in ("weights", "value", "nll"):
-        assert close(getattr(fast, name), getattr(slow, name), 1e-5), (name, config, width)
+    for name, most in (("weights", DYNAMIC), ("value", 1e-5), ("nll", 1e-5)):
+        assert close(getattr(fast, name), getattr(slow, name), most), (name, config, width)
     sure = is_sure(inputs[0], head).view_as(slow.hit)
     assert sure.any()
     assert torch.equal(fast.hit.cpu()[sure], slow.hit[sure])

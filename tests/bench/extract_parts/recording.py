@@ -14,6 +14,7 @@ from dflash_offline.extract.batching import make_batches
 from dflash_offline.extract.dealing import Group, Order, WantsGroup
 from dflash_offline.extract.launch import Dealer
 from dflash_offline.extract.recorder import Recorder
+from dflash_offline.extract.soundness import relative_error, run_alone, tolerance
 from dflash_offline.extract.survey import Survey
 from dflash_offline.extract.targets.hf import HfTarget
 from dflash_offline.extract.targets.layers import first_layers
@@ -76,6 +77,21 @@ class Bare:
 def batches_of(recorder: Recorder, group: Group) -> list[np.ndarray]:
     first, last = np.searchsorted(recorder.plan["segment"], [group.segments.start, group.segments.stop])
     return [int(first) + batch for batch in make_batches(recorder.lengths[first:last], recorder.token_budget)]
+
+
+def error_of_allowed(found: Survey, target: HfTarget) -> float:
+    """The largest error of a tap, in its batch against alone, of the sample that a worker's check takes: over what is
+    let pass there."""
+    taps = found.manifest.tap_layers
+    with recorder_of(found, target) as (recorder, dealer, _):
+        batches = batches_of(recorder, dealer.groups[0])
+        ids, lengths = recorder.load(next((batch for batch in batches if len(batch) > 1), batches[0]))
+    row = int(lengths.argmin())
+    n = int(lengths[row])
+    batched = target.record(ids, lengths, taps)[0][:, row, :n]
+    alone = run_alone(target, ids[row, :n], taps, with_head=False).taps
+    allowed = [tolerance(target.facts.dtype, layer + 1) for layer in taps]
+    return max(relative_error(one, own) / most for one, own, most in zip(batched, alone, allowed))
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def make_store(folder: Path, case: Case, gigabytes: float, codec: str) -> Path:
     samples = write_samples(folder / "data", lengths_of(positions, case.row_tokens - 1), vocabulary=case.vocabulary - 2)
     target = target_facts(case)
     writer = empty_store(folder / "store", samples, hidden=case.hidden, taps=case.taps, codec=codec, target=target)
-    fill(writer, noise.states)
+    fill(writer, noise.encoder(codec), encoded=True)
     write_frozen(folder / "store", frozen_parts(case), target)
     return folder / "store"
 

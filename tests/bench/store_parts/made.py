@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from dflash_offline.extract.plan import Plan, make_plan
+from dflash_offline.store.codecs import get_codec
 from dflash_offline.store.create import create_store
 from dflash_offline.store.manifest import Manifest
 from dflash_offline.store.ring import Ring
@@ -46,6 +47,16 @@ class Noise:
         """[taps, n, hidden] u16, a view."""
         first = sample_id * 389 % SHIFTS
         return self.planes[:, first : first + n]
+
+    def encoder(self, codec: str) -> Callable[[int, int], np.ndarray]:
+        """Like `states`, but rows [taps, n, row_bytes] u8 of a codec; all are encoded now, and once."""
+        rows = np.stack([get_codec(codec).encode(plane[None])[0] for plane in self.planes])
+
+        def encoded(sample_id: int, n: int) -> np.ndarray:
+            first = sample_id * 389 % SHIFTS
+            return rows[:, first : first + n]
+
+        return encoded
 
 
 def write_samples(folder: Path, lengths: np.ndarray, *, vocabulary: int = 150_000) -> SampleTable:
@@ -91,12 +102,12 @@ def empty_store(
     return StoreWriter(store_dir, manifest)
 
 
-def fill(writer: StoreWriter, states: Callable[[int, int], np.ndarray]) -> None:
-    """Writes and commits every segment; states(sample_id, n) gives the planes of a sample."""
+def fill(writer: StoreWriter, states: Callable[[int, int], np.ndarray], *, encoded: bool = False) -> None:
+    """Writes and commits every segment; states(sample_id, n) gives the planes of a sample, or its `encoded` rows."""
     for segment in range(writer.manifest.num_segments):
         sink = writer.open(segment)
         for sample_id, position, n in zip(*(sink.plan[name].tolist() for name in ("sample_id", "position", "n"))):
-            sink.append(sample_id, position, states(sample_id, n))
+            sink.append(sample_id, position, states(sample_id, n), encoded=encoded)
         sink.commit({})
 
 
