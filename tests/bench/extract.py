@@ -5,10 +5,10 @@ measures all parts in one go, each beside the bare forward of the same batches i
     python tests/bench/extract.py --dir DIR [--ram /dev/shm/bench] [--target qwen3-8b] [--minutes 9] [--part raw ...]
     python tests/bench/extract.py --dir DIR --tiny     on a CPU, to see that it runs; no number of it is worth keeping
 Parts: `peak` (the largest matmul rate of the device), `raw` and `int8` (a recorder and its writer, store on the RAM
-disk), `disk` (raw on DIR, beside the bare write rate of that disk), `gap` (when no kernel ran, by a profile of a raw
-run) and `two` (workers in processes of their own on one GPU, then on two). The bare forward is always measured, before
-and after. Tokens are those of the samples, padding not counted. A part that fails, or for which no time is left, is
-named with its reason and the others go on; the exit code is 1 then.
+disk), `disk` (raw on DIR, beside the bare write rate of that disk), `gap` (when the device computed nothing, by a
+profile of a raw run) and `two` (workers in processes of their own on one GPU, then on two). The bare forward is always
+measured, before and after. Tokens are those of the samples, padding not counted. A part that fails, or for which no
+time is left, is named with its reason and the others go on; the exit code is 1 then.
 """
 
 import argparse

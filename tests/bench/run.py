@@ -43,8 +43,8 @@ def run_part(name: str, args: argparse.Namespace, folder: Path) -> Part:
     case = tiny(CASES["8b"]) if args.tiny else CASES["8b"]
     store = training.make_store(folder, case, args.store_gb, args.codec)
     job = training.Job(store=store, case=case, codec=args.codec, steps=args.steps, rows=args.rows)
-    training.measure(part, folder, job, args.devices.split(","))
     part.facts = {"codec": args.codec, "steps": args.steps, "rows of a device": args.rows, "devices": args.devices}
+    training.measure(part, folder, job, args.devices.split(","), lambda: part.save(args.out))
     return part
 
 

@@ -54,7 +54,7 @@ def compare(config: LossConfig, head: Head, width: int, dtype: torch.dtype, devi
     for name, most in (("weights", DYNAMIC), ("value", 1e-5), ("nll", 1e-5)):
         assert close(getattr(fast, name), getattr(slow, name), most), (name, config, width)
     sure = is_sure(inputs[0], head).view_as(slow.hit)
-    assert sure.any()
+    assert sure.any() or head.softcap is not None, "every row has a tie"
     assert torch.equal(fast.hit.cpu()[sure], slow.hit[sure])
     assert not gradient.view(BLOCKS, SLOTS, -1)[weights == 0].any()
 

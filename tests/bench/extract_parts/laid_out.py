@@ -11,6 +11,7 @@ from dflash_offline.extract.survey import Survey
 from dflash_offline.extract.targets.base import TargetFacts, default_taps
 from dflash_offline.store.create import create_store
 from dflash_offline.store.manifest import Manifest
+from dflash_offline.store.placing import aligned, power_of_two_from
 from dflash_offline.store.samples import SampleTable, SampleWriter
 from dflash_offline.store.size import bytes_per_position
 
@@ -31,9 +32,15 @@ def write_samples(folder: Path, count: int, longest: int = LONGEST) -> SampleTab
 def lay_out(
     store: Path, codec: str, facts: TargetFacts, samples: SampleTable, workers: tuple[str, ...], token_budget: int
 ) -> Survey:
-    """A new store in `store`, its plan, and who is to fill it."""
+    """A new store in `store`, its plan, and who is to fill it.
+
+    One worker has all samples in one segment, and so in one group, as full as those of a large store: segments of so
+    few samples would be small, and batches inside their groups too. Several workers share the usual ones.
+    """
     taps = default_taps(facts.num_layers)
-    plan = make_plan(samples, bytes_per_position=bytes_per_position(len(taps), facts.hidden_size, codec=codec))
+    width = bytes_per_position(len(taps), facts.hidden_size, codec=codec)
+    whole = power_of_two_from(int(aligned(samples.column("num_recorded").astype(np.int64)).sum()))
+    plan = make_plan(samples, bytes_per_position=width, segment_positions=whole if len(workers) == 1 else None)
     manifest = Manifest(
         target=facts.as_plain(),
         data={},

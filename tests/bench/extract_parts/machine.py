@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 BLOCK_BYTES = 8 << 20
+TO_AND_FROM_HOST = ("Memcpy HtoD", "Memcpy DtoH")  # as the profiler names them
 
 
 def write_rate(folder: Path, num_bytes: int) -> float:
@@ -32,7 +33,10 @@ def write_rate(folder: Path, num_bytes: int) -> float:
 
 
 def idle_share(run: Callable[[], None]) -> tuple[float, float]:
-    """The share of a run in which no kernel was on the device, from its first to its last; the longest gap, ms."""
+    """The share of a run in which the device computed nothing, from its first kernel to its last; the longest gap, ms.
+
+    Kernels, fills and copies inside the device count as computing, copies from and to the host do not.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -41,7 +45,7 @@ def idle_share(run: Callable[[], None]) -> tuple[float, float]:
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in seen.events() or ()
-        if str(event.device_type).endswith("CUDA") and not event.name.startswith(("Memcpy", "Memset"))
+        if str(event.device_type).endswith("CUDA") and not event.name.startswith(TO_AND_FROM_HOST)
     ]
     if not kernels:
         raise RuntimeError("the profiler saw no kernel")

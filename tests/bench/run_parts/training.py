@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,8 +169,8 @@ def train(job: Job, out: Path, devices: Sequence[str]) -> Measured:
     return Measured(lines[WARM_UP : WARM_UP + job.steps])
 
 
-def measure(part: Part, folder: Path, job: Job, devices: Sequence[str]) -> None:
-    """One device alone and, where two are given, both."""
+def measure(part: Part, folder: Path, job: Job, devices: Sequence[str], keep: Callable[[], None]) -> None:
+    """One device alone and, where two are given, both; calls `keep` behind each."""
     files = sorted((job.store / "hidden").glob("c.*"))
     drop_from_cache(files)
     disk = read_rate(files)
@@ -183,10 +183,11 @@ def measure(part: Part, folder: Path, job: Job, devices: Sequence[str]) -> None:
         runs[name] = train(job, folder / f"run-{name}", devices[:count])
         shutil.rmtree(folder / f"run-{name}")
         put_run(part, name, runs[name], job, disk)
-    put_worst(part, runs, job, disk)
-    if "two" in runs:
-        part.put("two_gpus_vs_one", runs["two"].positions_per_s / runs["one"].positions_per_s)
-        part.put("ddp_overhead", runs["two"].reduction_share)
+        put_worst(part, runs, job, disk)
+        if name == "two":
+            part.put("two_gpus_vs_one", runs["two"].positions_per_s / runs["one"].positions_per_s)
+            part.put("ddp_overhead", runs["two"].reduction_share)
+        keep()
 
 
 def put_run(part: Part, name: str, run: Measured, job: Job, disk: float) -> None:
