@@ -12,10 +12,10 @@ Accepted shapes:
 
 A line that has several shapes must say the same in all, and what else it says of its question or its answer must be in
 them (`agreement`); a blank one beside a filled one says nothing. Beside them `system`, `tools` or `functions`,
-`chat_template_kwargs`, `reasoning_content` and `finish_reason` or `stop_reason` of the last answer, `id`, `task`,
-`split` and `response_origin` are read, and `image`, `audio`, `video` and their plurals, which are left out; other keys
-are ignored. A null value is an absent key. Text stands for one message: it goes through the chat template like any
-other.
+`chat_template_kwargs`, `reasoning_content`, `finish_reason` or `stop_reason` and a `label` of false (KTO: unwanted) of
+the last answer, `id`, `task`, `split` and `response_origin` are read, and `image`, `audio`, `video` and their plurals,
+which are left out; other keys are ignored. A null value is an absent key. Text stands for one message: it goes through
+the chat template like any other.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ KEYS = TOKEN_KEYS.union(
     NOT_OF_TEXT,
     ALL_KEYS,
     "prompt instruction text chat_template_kwargs finish_reason stop_reason".split(),
-    "id task split response_origin".split(),
+    "id task split response_origin label".split(),
 )
 """Every key that is read; the columns of a table that are."""
 
@@ -185,13 +185,18 @@ def messages_in(value: dict[str, Any]) -> list[Message] | None:
 
 
 def with_facts_beside(messages: list[Message], value: dict[str, Any]) -> list[Message]:
-    """The chat with the thought and the ending that its line holds for the last answer.
+    """The chat with the thought, the ending and the label that its line holds for the last answer.
 
-    Raises LeftOut where that answer has others.
+    `label` false marks an answer that is not wanted, as KTO reads it: one of weight 0. Raises LeftOut where that
+    answer has others.
     """
     last = dict(messages[-1])
     if last["role"] != "assistant":
         return messages
+    if value.get("label") is False and last.setdefault("weight", 0) not in (0, False):
+        raise LeftOut(
+            "shapes disagree", f"label false of the line and weight {short(last['weight'])} of its last answer"
+        )
     if beside := {key: value[key] for key in ALL_KEYS if key in value and not is_switch(value[key])}:
         last = with_one_thought(last, beside)
     for key in ENDING_KEYS:

@@ -31,6 +31,7 @@ from extract_parts.targets import TARGETS, layer_parameters, make_target
 from step_parts.timing import matmul_tflops
 
 PARTS = ("peak", "raw", "int8", "disk", "gap", "two")
+NAMED = {"qwen3-8b": "", "hybrid-27b": "_hybrid_27b", "tiny": ""}  # behind a row's name
 Row = tuple[str, float, str]
 
 
@@ -61,6 +62,7 @@ class Bench:
         self.put("error_of_allowed", error_of_allowed(found, self.target), "ratio")
 
     def put(self, name: str, value: float, unit: str) -> None:
+        name += NAMED[self.args.target]
         self.rows.append((name, value, unit))
         print(f"{name:28} {value:14,.4f} {unit}", flush=True)  # a run that is cut off keeps them in its output
 

@@ -428,3 +428,31 @@ def test_no_line_ends_the_run(value: dict[str, Any], arrays: dict[str, Any]) -> 
 @pytest.mark.parametrize(("name", "split"), [("train", "train"), ("heldout", "heldout")] + [("validation", "heldout")])
 def test_splits_of_other_tools_are_known(name: str, split: str) -> None:
     assert understand({"prompt": "q", "split": name}).split == split
+
+
+KTO = {"prompt": "q", "completion": "a"}
+
+
+@pytest.mark.parametrize("label", [True, None, 0, 1, "false"])
+def test_a_label_that_is_not_false_says_nothing(label: Any) -> None:
+    """0 and 1 are classes of other data."""
+    assert understand(KTO | {"label": label}).content == understand(KTO).content
+
+
+@pytest.mark.parametrize(
+    "line", [KTO, {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]}]
+)
+def test_an_answer_labelled_false_is_not_trained_on(line: dict[str, Any]) -> None:
+    content = understand(line | {"label": False}).content
+    assert isinstance(content, Chat)
+    assert [message.get("weight") for message in content.messages] == [None, 0]
+
+
+def test_a_label_of_false_beside_a_weight_of_1_disagrees() -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]
+    with pytest.raises(LeftOut, match="shapes disagree"):
+        understand({"messages": messages, "label": False})
+
+
+def test_a_label_of_a_question_alone_says_nothing() -> None:
+    assert understand({"prompt": "q", "label": False}).content == understand({"prompt": "q"}).content
