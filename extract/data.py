@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import UserError
+from .. import UserError, system_reason
 from ..store.files import fsync_folder, is_abandoned, publish, storage_error, temporary_path
 from ..store.samples import SampleTable
 from .rejected import LINE, REJECTED_NAME, SAMPLE, TURN, count_rejected
@@ -51,7 +51,7 @@ def read_data(folder: Path) -> Data:
         ) from error
     except OSError as error:
         raise UserError(
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            f"{str(path)!r} cannot be read: {system_reason(error)}",
             "a file that you may read",
             "check path and rights",
         ) from error

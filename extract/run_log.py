@@ -8,6 +8,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .. import system_reason
+
 LOG_NAME = ".runs.jsonl"
 
 
@@ -48,7 +50,8 @@ def log_run(store_dir: Path, *, workers: tuple[str, ...], num_positions: int, wa
             log.write((json.dumps(asdict(run)) + "\n").encode())
     except OSError as error:
         return (
-            f"the speed of this run is not in {str(path)!r} ({error.strerror}); `dflash plan` foretells no hours by it"
+            f"the speed of this run is not in {str(path)!r}: {system_reason(error)}; "
+            "`dflash plan` foretells no hours by it"
         )
     return None
 

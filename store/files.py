@@ -186,7 +186,7 @@ def storage_error(
     try:
         free = f"{exact_bytes(free_bytes(path.parent))} are free at {str(path.parent)!r}"
     except OSError as unknown:
-        free = f"free space at {str(path.parent)!r} is unknown ({unknown.strerror})"
+        free = f"free space at {str(path.parent)!r} is unknown: {system_reason(unknown)}"
     if error.errno in NO_SPACE:
         return StorageError(happened, f"more free space; {free}", f"free space, {again}")
     if error.errno == errno.EIO:

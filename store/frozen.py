@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 
-from .. import UserError
+from .. import UserError, system_reason
 from .buffers import flat_bytes
 from .files import NewFile, disk_errors, is_abandoned, publish, remove, unreadable
 from .manifest import Manifest, checksum
@@ -185,7 +185,7 @@ def check_tensors(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> None:
             if file.read(1):
                 raise damaged(path, "it goes on after its last tensor")
     except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
+        raise damaged(path, system_reason(error)) from error
 
 
 def stream_crc32c(file: BufferedReader, size_bytes: int) -> int:

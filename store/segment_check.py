@@ -11,6 +11,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from .. import system_reason
 from .buffers import flat_bytes
 from .geometry import ABSENT, array_geometries, segment_path
 from .index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK, commit_path
@@ -103,7 +104,7 @@ class SegmentCheck:
             self.progress(self.sizes.get(array, 0))
             return
         except OSError as error:
-            self.fault(array, samples, f"it cannot be read: {error.strerror or error}")
+            self.fault(array, samples, f"it cannot be read: {system_reason(error)}")
             self.progress(self.sizes.get(array, 0))
             return
         self.readers[array] = reader
@@ -177,7 +178,7 @@ class SegmentCheck:
                 except SegmentDamage as error:
                     seen.damage.setdefault((tap, error.reason), []).append(first)
                 except OSError as error:
-                    reason = f"it cannot be read: {error.strerror or error}"
+                    reason = f"it cannot be read: {system_reason(error)}"
                     seen.damage.setdefault((tap, reason), []).append(first)
                 else:
                     seen.note(odd_rows(out, geometry.codec, geometry.hidden), first, tap)

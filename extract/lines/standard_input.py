@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ... import UserError
+from ... import UserError, system_reason
 
 STDIN_NAME = "stdin"
 """The name of the file, and of the source in every report; its format is told by its content."""
@@ -31,7 +31,7 @@ def spooled_stdin() -> Iterator[Path]:
                 shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
         except OSError as error:
             raise UserError(
-                f"standard input could not be kept in {folder!r}: {error.strerror}",
+                f"standard input could not be kept in {folder!r}: {system_reason(error)}",
                 "room for all of it, as it comes",
                 "set TMPDIR to a folder with room, or give a file",
             ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ... import UserError
+from ... import UserError, system_reason
 from .profile import Profile
 from .server import SHOWN_CHARACTERS, Server
 
@@ -113,7 +113,7 @@ def installed(python: str, modules: Sequence[str]) -> dict[str, list[str]]:
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{python!r} said nothing within {ASK_S:g} s", expected, advice) from error
     except OSError as error:
-        raise UserError(f"{python!r} cannot be run: {error.strerror}", expected, advice) from error
+        raise UserError(f"{python!r} cannot be run: {system_reason(error)}", expected, advice) from error
     try:
         return json.loads(done.stdout)
     except ValueError as error:

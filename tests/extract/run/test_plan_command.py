@@ -133,7 +133,7 @@ def test_a_disk_that_takes_no_line_of_speed_ends_no_run(
     (store / LOG_NAME).unlink()
     (store / LOG_NAME).symlink_to("/dev/full")
     assert extract(make_config(data, store)).num_missing == 0
-    assert f"{LOG_NAME}' (No space left on device)" in capsys.readouterr().err
+    assert f"{LOG_NAME}': No space left on device (ENOSPC)" in capsys.readouterr().err
     assert content(store) == content(whole_store)
 
 
