@@ -29,13 +29,14 @@ def read_all(fd: int, buffers: Sequence[memoryview], offset: int, flags: int = 0
     `flags` are those of preadv2.
     """
     for first in range(0, len(buffers), MAX_BUFFERS):
-        left = [buffer for buffer in buffers[first : first + MAX_BUFFERS] if len(buffer)]
-        while left:
+        left = list(buffers[first : first + MAX_BUFFERS])
+        missing = sum(map(len, left))
+        while missing:
             count = os.preadv(fd, left, offset, flags)
             if count == 0:
                 return False
-            offset += count
-            left = drop(left, count)
+            offset, missing = offset + count, missing - count
+            left = drop(left, count) if missing else []
     return True
 
 
