@@ -11,13 +11,16 @@ import numpy as np
 LEAST_FILL = 0.75  # shortest over longest sample of a batch
 
 
-def make_batches(lengths: Sequence[int] | np.ndarray, token_budget: int) -> list[np.ndarray]:
+def make_batches(
+    lengths: Sequence[int] | np.ndarray, token_budget: int, *, bound: int | None = None
+) -> list[np.ndarray]:
     """Batches of sample numbers 0..N-1, longest samples first, each sample in exactly one.
 
     `lengths` (tokens, at least 1) are sorted and cut where the padded tokens, samples times the
     longest of the batch, would exceed `token_budget`, and where a sample is shorter than
     `LEAST_FILL` of the longest: so no batch pads more than a quarter. A sample longer than the
-    budget goes alone. Longest first, so that a batch too big for a device fails at the start.
+    budget goes alone. Longest first, so that a batch too big for a device fails at the start. Samples of up to `bound`
+    tokens share no batch with longer ones: see `targets.base.length_bound`.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # [N]
     assert (sizes >= 1).all(), "a sample without tokens to forward"
@@ -28,6 +31,8 @@ def make_batches(lengths: Sequence[int] | np.ndarray, token_budget: int) -> list
         longest = int(sizes[order[start]])
         batch = order[start : start + max(1, token_budget // longest)]
         batch = batch[sizes[batch] >= LEAST_FILL * longest]
+        if bound is not None and longest > bound:
+            batch = batch[sizes[batch] > bound]
         batches.append(batch)
         start += len(batch)
     return batches

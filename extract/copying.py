@@ -53,6 +53,12 @@ class SideStream:
         with nullcontext() if self.side is None else torch.cuda.stream(self.side):
             yield
 
+    def make_room(self) -> None:
+        """Waits until the device has done all that was sent to it, and gives back what torch keeps of its memory."""
+        if self.side is not None:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
     def host(self, like: Tensor) -> Tensor:
         """Memory on the host for a copy of a tensor, page-locked where that makes it asynchronous."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self.side is not None)

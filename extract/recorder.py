@@ -26,6 +26,7 @@ from .int8_rows import encode_states, errors
 from .recheck import chosen_again
 from .sent_batch import Again, Sent, measured_places, recorded_part, status_of, with_errors
 from .soundness import check_target, fault_against, peaks_there, run_alone
+from .targets.base import length_bound
 from .writing import Entry, Room
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Recorder:
         content = self.samples.column("content")[plan["sample_id"]]  # [N] u64
         self.is_chosen_again = chosen_again(content, self.lengths)  # [N] bool
         self.has_told_fault = False
+        self.length_bound = length_bound(target.facts.rope)
 
     def largest_batch_bytes(self) -> int:
         """Bytes that the encoded states of any batch of this store fit into."""
@@ -88,7 +90,7 @@ class Recorder:
 
     def record_rows(self, rows: np.ndarray, wanted: frozenset[int], writer: StateWriter) -> np.ndarray:
         """Records samples, rows of the plan; gives those that are left where a batch did not fit into memory."""
-        batches = [rows[batch] for batch in make_batches(self.lengths[rows], self.token_budget)]
+        batches = self.batches_of(rows)
         if not self.is_checked and not self.fits(lambda: self.check(batches), batches[0]):
             return rows
         for number, batch in enumerate(batches):
@@ -105,6 +107,11 @@ class Recorder:
         self.hand_over(writer)
         return rows[:0]
 
+    def batches_of(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Rows of the plan that share a forward."""
+        batches = make_batches(self.lengths[rows], self.token_budget, bound=self.length_bound)
+        return [rows[batch] for batch in batches]
+
     def fits(self, run: Callable[[], None], batch: np.ndarray) -> bool:
         """Runs it; False where the device's memory does not hold it and smaller batches are to be tried, once."""
         failure = ""
@@ -120,19 +127,25 @@ class Recorder:
         """Halves the token budget, once. Raises UserError the second time."""
         device, longest = self.order.device, int(self.lengths[batch].max())
         if self.token_budget < self.order.token_budget or self.token_budget == 1:
-            raise UserError(
-                f"{device} ran out of memory a second time, with {len(batch)} sample(s) of up to {longest:,} tokens "
-                f"and token_budget = {self.token_budget:,}, half of {self.order.token_budget:,}: {failure}",
-                f"room beside the target for the states and the forward of {len(batch) * longest:,} tokens; "
-                f"{self.states_bytes(len(batch) * longest) / 1e9:.2f} GB of it are the states that are recorded",
-                f"give --token-budget {max(1, self.token_budget // 2)}, fewer --taps, or more --gpus-per-shard; "
-                "committed segments stay, and states are the same within rounding",
-            )
+            raise self.too_large(batch, failure)
         self.token_budget = max(1, self.token_budget // 2)
-        if self.target.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.side.make_room()
         detail = f"{len(batch)} sample(s) of up to {longest:,} tokens did not fit: {failure}"
         self.channel.tell(Halved(device, self.token_budget, detail))
+
+    def too_large(self, batch: np.ndarray, failure: str) -> UserError:
+        """What is said of a batch for which the device has no memory and no smaller ones are to be tried."""
+        longest = int(self.lengths[batch].max())
+        was_halved = self.token_budget < self.order.token_budget
+        again = f", half of {self.order.token_budget:,}" if was_halved else ""
+        return UserError(
+            f"{self.order.device} ran out of memory a second time, with {len(batch)} sample(s) of up to {longest:,} "
+            f"tokens and token_budget = {self.token_budget:,}{again}: {failure}",
+            f"room beside the target for the states and the forward of {len(batch) * longest:,} tokens; "
+            f"{self.states_bytes(len(batch) * longest) / 1e9:.2f} GB of it are the states that are recorded",
+            f"give --token-budget {max(1, self.token_budget // 2)}, fewer --taps, or more --gpus-per-shard; "
+            "committed segments stay, and states are the same within rounding",
+        )
 
     def states_bytes(self, num_tokens: int) -> int:
         """Bytes of the recorded states of so many tokens as they come from the forward."""
@@ -173,11 +186,13 @@ class Recorder:
         )
 
     def compiled_shape(self, batch: np.ndarray) -> tuple[int, int] | None:
-        """The shape that a batch is padded to where the target is compiled; a new one is told."""
+        """The shape that a batch is padded to where the target is compiled, None where not; a new one is told."""
         if not self.order.compile:
             return None
-        compiled = self.target.compiled
-        shape = compiled.shape_for(len(batch), int(self.lengths[batch].max()), self.token_budget)
+        compiled, longest, bound = self.target.compiled, int(self.lengths[batch].max()), self.length_bound
+        shape = compiled.shape_for(len(batch), longest, self.token_budget)
+        if shape is not None and bound is not None and longest <= bound < shape[1]:
+            return None  # padding alone would give it the angles of a longer text
         if shape is not None and shape not in compiled.shapes:
             self.channel.tell(Compiled(self.order.device, len(compiled.shapes) + 1))
         return shape
@@ -224,9 +239,23 @@ class Recorder:
             Entry(int(sent.batch[place]), place, status_of(peak[:, place, : n[place]]))
             for place in sent.wanted.tolist()
         ]
-        entries = [self.checked_again(entry, sent) for entry in entries]
+        entries = self.judged_again(entries, sent)
         writer.put(room, with_errors(entries, here.get("errors"), sent.num_measured))
         self.channel.tell(Recorded(int(n[sent.wanted].sum()), room.waited_s))
+
+    def judged_again(self, entries: list[Entry], sent: Sent) -> list[Entry]:
+        """The entries of a batch, those that were run again compared; once more alone on the device where it is full.
+
+        Raises UserError where that does not fit either.
+        """
+        failure = ""
+        for _ in range(2):
+            try:
+                return [self.checked_again(entry, sent) for entry in entries]
+            except torch.OutOfMemoryError as error:
+                failure = str(error).splitlines()[0]
+            self.side.make_room()  # the next batch's forward was under way beside it
+        raise self.too_large(sent.batch, failure)
 
     def checked_again(self, entry: Entry, sent: Sent) -> Entry:
         """The entry, marked as failed where the sample alone has other states than in its batch."""

@@ -16,7 +16,10 @@ MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask")
 """Names of one thing: ours, and those that transformers and TRL write. 1 or true is trained on."""
 PROMPT_KEY = "prompt_length"
 """How many ids are the prompt: all after them are trained on."""
-TOKEN_KEYS = frozenset({"input_ids", "labels", "attention_mask", PROMPT_KEY, *MASK_KEYS})
+TEXT_NUMBER_KEYS = ("seq_idx", "sequence_ids", "segment_ids", "document_ids")
+"""Names under which packing tools say of each id to which of the row's texts it belongs."""
+PACKING_KEYS = ("position_ids", "cu_seqlens", *TEXT_NUMBER_KEYS)
+TOKEN_KEYS = frozenset({"input_ids", "labels", "attention_mask", PROMPT_KEY, *MASK_KEYS, *PACKING_KEYS})
 IGNORED_LABEL = -100  # transformers' and torch's: cross_entropy(ignore_index=-100)
 
 
@@ -41,8 +44,11 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
         masks["labels"] = mask_of_labels(ids, value["labels"])
     if PROMPT_KEY in value:
         masks[PROMPT_KEY] = mask_after(value[PROMPT_KEY], len(ids))
+    kept = slice(0, len(ids))
     if "attention_mask" in value:
         kept = unpadded(mask_of(value["attention_mask"], len(ids), "attention_mask"))
+    require_one_text(value, kept, len(ids))
+    if "attention_mask" in value:
         if kept.start and PROMPT_KEY in masks:
             raise LeftOut("broken prompt length", f"{kept.start} ids of padding come first: does it count them?")
         ids, masks = ids[kept], {key: mask[kept] for key, mask in masks.items()}
@@ -51,6 +57,32 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
         if not np.array_equal(mask, another):
             raise LeftOut("shapes disagree", f"{name} and {other}")
     return Tokens(ids, mask)
+
+
+def require_one_text(value: Mapping[str, Any], kept: slice, length: int) -> None:
+    """Raises LeftOut where a row says that it holds several texts: each would see those before it.
+
+    `kept` are its ids without padding. Positions of one text count up by one; from where they start says nothing.
+    """
+    if "position_ids" in value:
+        places = numbers_of_ids(value, "position_ids", length)[kept]
+        if (breaks := np.flatnonzero(np.diff(places) != 1)).size:
+            place = int(breaks[0])
+            detail = f"position_ids go from {places[place]} to {places[place + 1]} at token {place + 1}"
+            raise LeftOut("several texts in one row", detail)
+    for key in TEXT_NUMBER_KEYS:
+        if key in value and len(found := np.unique(numbers_of_ids(value, key, length)[kept])) > 1:
+            raise LeftOut("several texts in one row", f"{key} holds {len(found)} numbers")
+    if "cu_seqlens" in value and (ends := integers(value["cu_seqlens"])) is not None and len(ends) > 2:
+        raise LeftOut("several texts in one row", f"cu_seqlens is {short(value['cu_seqlens'])}")
+
+
+def numbers_of_ids(value: Mapping[str, Any], key: str, length: int) -> np.ndarray:
+    """A whole number for each id [S]."""
+    found = integers(value[key])
+    if found is None or len(found) != length:
+        raise LeftOut(f"broken {key}", f"{key} is {short(value[key])} for {length} ids")
+    return found
 
 
 def integers(given: Any) -> np.ndarray | None:

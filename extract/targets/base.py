@@ -4,7 +4,7 @@ Knows numbers and rules only: no torch, no transformers, no file of a target. Th
 travel as a plain dict through the store's manifest, so that training never loads a target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -107,3 +107,12 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
             f"{allowed}; the last layer's state is recorded by `--last`, before the final norm",
             "take an earlier layer",
         )
+
+
+def length_bound(rope: Mapping[str, Any]) -> int | None:
+    """Up to how many tokens the longest text of a batch leaves all its angles as they are; None for any number.
+
+    Beyond it longrope has other factors for all texts of the batch (transformers, modeling_rope_utils), and `dynamic`
+    angles of its own for every length: no sample is as long as that, since the bound is what the target can take.
+    """
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None

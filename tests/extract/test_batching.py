@@ -44,6 +44,19 @@ def test_padding_over_a_full_group_is_small(seed: int) -> None:
     assert padding_share(lengths) < np.mean([padding_share(part) for part in np.split(lengths, 32)]) / 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bound_parts_batches_and_changes_nothing_else(seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 300, 200)
+    batches = make_batches(lengths, 1000, bound=128)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(200))
+    assert all(len(set((lengths[batch] > 128).tolist())) == 1 for batch in batches)
+    assert any(len(set((lengths[batch] > 128).tolist())) == 2 for batch in make_batches(lengths, 1000)), (
+        "without it some batch has both"
+    )
+    above, below = (make_batches(lengths[part], 1000) for part in (lengths > 128, lengths <= 128))
+    assert len(batches) == len(above) + len(below)
+
+
 def test_padded_tokens() -> None:
     assert padded_tokens([5, 3, 3, 3, 9, 2], make_batches([5, 3, 3, 3, 9, 2], 9)) == 9 + 5 + 9 + 2
     assert padded_tokens([], []) == 0

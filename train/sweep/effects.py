@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..value_rules import is_number
+from .defaults import value_in
 from .record import FINISHED, RunRecord, Sweep, value_text
 
 ALONE = "each field alone: in an unbalanced sweep they can add up to more than 100 %"
 MOST_LABELS = 6  # distinct values of a field that each stand alone; more numbers than that are cut into thirds
+NOT_SET = "not set"
 THIRDS = ("low third", "middle third", "high third")
 
 
@@ -31,7 +33,7 @@ def main_effects(sweep: Sweep) -> list[dict[str, Any]]:
     step = sweep.rungs[0] if sweep.rungs else None
     lengths = {run.number: length for run in sweep.runs if (length := compared(run, step)) is not None}
     runs = [run for run in sweep.runs if run.number in lengths]
-    effects = [found for name in sweep.fields if (found := effect(name, runs, lengths, step)) is not None]
+    effects = [found for name in sweep.fields if (found := effect(sweep, name, runs, lengths, step)) is not None]
     return sorted(effects, key=lambda effect: -(effect["share"] or 0.0))  # stable: in the order of the fields
 
 
@@ -42,10 +44,12 @@ def compared(run: RunRecord, step: int | None) -> float | None:
     return run.acceptance if run.state == FINISHED else None
 
 
-def effect(name: str, runs: Sequence[RunRecord], lengths: dict[int, float], step: int | None) -> dict[str, Any] | None:
+def effect(
+    sweep: Sweep, name: str, runs: Sequence[RunRecord], lengths: dict[int, float], step: int | None
+) -> dict[str, Any] | None:
     """The effect of one field over these runs; None where they have one value of it."""
     groups: dict[str, list[float]] = {}
-    for run, label in zip(runs, labels([run.overrides.get(name) for run in runs])):
+    for run, label in zip(runs, labels([value_in(sweep, run, name) for run in runs])):
         groups.setdefault(label, []).append(lengths[run.number])
     if len(groups) < 2:
         return None
@@ -68,9 +72,12 @@ def share_text(effect: Mapping[str, Any]) -> str:
 
 
 def labels(values: Sequence[Any]) -> list[str]:
-    """The group of each value: the value itself, or, of many numbers, the third of the runs that it lies in."""
+    """The group of each value: the value itself, or, of many numbers, the third of the runs that it lies in.
+
+    None is a default that the run chooses by itself.
+    """
     if not all(map(is_number, values)) or len(set(map(value_text, values))) <= MOST_LABELS:
-        return [value_text(value) for value in values]
+        return [NOT_SET if value is None else value_text(value) for value in values]
     order = sorted(values)
     cuts = [order[len(order) // 3], order[2 * len(order) // 3]]
     return [THIRDS[sum(value >= cut for cut in cuts)] for value in values]

@@ -8,7 +8,7 @@ came to the rung: nothing is decided before each of them did, or failed by an er
 import math
 from collections.abc import Sequence
 
-from .record import FAILED, OUT, PAUSED, WAITING, RunRecord
+from .record import FAILED, OUT, PAUSED, WAITING, RunRecord, Sweep
 
 
 def decide(runs: Sequence[RunRecord], steps: Sequence[int], keep: float) -> list[int]:
@@ -42,3 +42,8 @@ def is_decided(runs: Sequence[RunRecord], rung: int) -> bool:
 def may_try_again(runs: Sequence[RunRecord], run: RunRecord) -> bool:
     """Whether a run that failed still has a place: the rung that it would come to is not decided without it."""
     return not is_decided(runs, len(run.rungs))
+
+
+def too_late(sweep: Sweep) -> list[RunRecord]:
+    """The runs that failed and have no place any more."""
+    return [run for run in sweep.with_state(FAILED) if not may_try_again(sweep.runs, run)]

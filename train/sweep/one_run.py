@@ -21,18 +21,19 @@ from ..worker import train_here
 from .kernels import take_over
 
 MEASURED = "measured"  # kind of the message with the results of a finished run
+NO_KERNELS = "no kernels"  # kind of the message that those of another run could not be taken over
 CONTEXT, WARM_UPS, REPEATS = 512, 3, 20  # of the timed draft: tokens before the block, calls
 
 
 def train_one(channel: Channel, config: TrainConfig, rank: Rank, log_path: str, kernels: Path | None) -> None:
     """Trains the run, and tells the results of one that is finished. What it writes to stderr goes to a file.
 
-    A new run begins with a copy of the compiled `kernels` of another.
+    A new run begins with a copy of the compiled `kernels` of another, where it gets one.
     """
     file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(file, sys.stderr.fileno())
-    if kernels is not None:
-        take_over(kernels, Path(config.out))
+    if kernels is not None and (reason := take_over(kernels, Path(config.out), channel.beat)):
+        channel.tell((NO_KERNELS, {"reason": reason}))
     train_here(channel, config, rank)
     if (Path(config.out) / REPORT_NAME).exists():
         channel.tell((MEASURED, measured(channel, Path(config.out), rank.device)))

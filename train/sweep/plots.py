@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..plots import COLOURS, dress, new_figure, save
+from .defaults import value_in
 from .effects import compared, labels, share_text
 from .record import EFFECTS_NAME, Sweep
 
@@ -20,7 +21,7 @@ def plot_effects(sweep: Sweep) -> Path | None:
         lengths = {run.number: value for run in sweep.runs if (value := compared(run, effect["step"])) is not None}
         runs = [run for run in sweep.runs if run.number in lengths]
         names = [value["label"] for value in effect["values"]]
-        places = [names.index(label) for label in labels([run.overrides.get(effect["field"]) for run in runs])]
+        places = [names.index(label) for label in labels([value_in(sweep, run, effect["field"]) for run in runs])]
         dots = [lengths[run.number] for run in runs]
         axes.plot(places, dots, "o", color=COLOURS[0], alpha=0.5, label="a run")
         means = [value["mean"] for value in effect["values"]]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .effects import ALONE, share_text
+from .halving import too_late
 from .record import EFFECTS_NAME, FAILED, FINISHED, INTERRUPTED, OUT, PAUSED, RunRecord, Sweep, numbers_text, shown
 
 SHOWN_RUNS, SHOWN_VALUES = 20, 6
@@ -73,7 +74,11 @@ class SweepReport:
         waiting = self.sweep.with_state(PAUSED)
         if waiting:
             lines.append(f"runs {numbers_text(waiting)} wait at a rung for the interrupted ones")
-        return ["", *lines, "the same command takes them up again"] if lines else []
+        if late := too_late(self.sweep):
+            lines.append(f"runs {numbers_text(late)} failed, and their rung was decided without them")
+        if waiting or len(late) < len(wrong):
+            lines.append(f"the same command takes {'the others' if late else 'them'} up again")
+        return ["", *lines] if lines else []
 
     def decoded(self) -> list[str]:
         """What the target said of the best."""

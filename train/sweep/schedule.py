@@ -13,6 +13,7 @@ from ...progress import say
 from ...settings import as_dict
 from ...store.files import StorageError
 from ...watch import ChildDied, Job, PeerLost, Stalled
+from ..facts import FACTS_NAME
 from ..metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN, read_metrics
 from ..rank import Rank
 from ..sinks import CLOSE_S, HURRIED_S, Sinks
@@ -20,7 +21,7 @@ from .check import Device, config_of
 from .effects import main_effects, ranked
 from .halving import decide, may_try_again
 from .kernels import kernels_for
-from .one_run import MEASURED, train_one
+from .one_run import MEASURED, NO_KERNELS, train_one
 from .record import FAILED, FINISHED, INTERRUPTED, PAUSED, RUNNING, WAITING, RunRecord, Sweep
 from .table import LiveTable
 
@@ -69,6 +70,8 @@ class Schedule:
             run.state = PAUSED
         elif kind == MEASURED:
             run.results, run.state, run.step = numbers, FINISHED, numbers["step"]
+        elif kind == NO_KERNELS:
+            self.table.say(f"{name} compiles its own kernels: {numbers['reason']}")
         elif kind in ("spike", "notes"):
             return
         self.table.heard(run, kind, numbers)
@@ -131,6 +134,6 @@ def take_up(sweep: Sweep) -> None:
         if run.state != FAILED or may_try_again(sweep.runs, run):
             run.state, run.error = WAITING, None
     for run in sweep.with_state(FINISHED):
-        if not (sweep.folder / run.folder / METRICS_NAME).exists():
-            say(f"run {run.number} was finished, and {run.folder} is gone: it is trained again")
-            run.state, run.results, run.rungs = WAITING, None, []
+        if not (sweep.folder / run.folder / FACTS_NAME).exists():
+            say(f"run {run.number} was finished, and its {run.folder}/{FACTS_NAME} is gone: it is trained again")
+            run.state, run.results, run.decoded = WAITING, None, None  # what its rungs decided stands

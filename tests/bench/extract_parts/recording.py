@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from dflash_offline.extract.batching import make_batches
 from dflash_offline.extract.dealing import Group, Order, WantsGroup
 from dflash_offline.extract.launch import Dealer
 from dflash_offline.extract.recorder import Recorder
@@ -76,7 +75,7 @@ class Bare:
 
 def batches_of(recorder: Recorder, group: Group) -> list[np.ndarray]:
     first, last = np.searchsorted(recorder.plan["segment"], [group.segments.start, group.segments.stop])
-    return [int(first) + batch for batch in make_batches(recorder.lengths[first:last], recorder.token_budget)]
+    return recorder.batches_of(np.arange(first, last))
 
 
 def error_of_allowed(found: Survey, target: HfTarget) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dflash_offline.extract.lines.json_lines import LeftOut
 from dflash_offline.extract.lines.shapes import Tokens, understand
+from dflash_offline.extract.lines.token_lines import tokens_of
 
 
 def tokens(value: dict[str, Any]) -> tuple[list[int], list[bool]]:
@@ -76,3 +77,40 @@ def test_labels_say_the_same_as_a_mask(key: str) -> None:
         with pytest.raises(LeftOut) as caught:
             tokens({**value, **other})
         assert caught.value.reason == "shapes disagree"
+
+
+ROW = {"input_ids": [5, 6, 7, 8, 9, 0], "loss_mask": [0, 0, 1, 1, 1, 0], "attention_mask": [1, 1, 1, 1, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"position_ids": [0, 1, 2, 3, 4, 0]},
+        {"position_ids": [1, 2, 3, 4, 5, 1]},
+        {"seq_idx": [0, 0, 0, 0, 0, -1]},
+        {"segment_ids": np.array([1, 1, 1, 1, 1, 0], np.int32)},
+        {"cu_seqlens": [0, 5]},
+    ],
+)
+def test_one_text_may_say_that_it_is_one(beside: dict[str, Any]) -> None:
+    found = tokens_of(ROW | beside)
+    assert found.ids.tolist() == [5, 6, 7, 8, 9]
+    assert found.mask.tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "beside, reason",
+    [
+        ({"position_ids": [0, 1, 0, 1, 2, 0]}, "several texts in one row: position_ids go from 1 to 0 at token 2"),
+        ({"position_ids": [0, 0, 0, 0, 0, 0]}, "several texts in one row"),
+        ({"seq_idx": [0, 0, 1, 1, 1, 1]}, "several texts in one row: seq_idx holds 2 numbers"),
+        ({"document_ids": np.array([0, 0, 0, 0, 2, 2])}, "several texts in one row"),
+        ({"cu_seqlens": [0, 2, 5]}, "several texts in one row"),
+        ({"position_ids": [0, 1]}, "broken position_ids"),
+        ({"seq_idx": "0 0 0"}, "broken seq_idx"),
+    ],
+)
+def test_a_packed_row_is_left_out(beside: dict[str, Any], reason: str) -> None:
+    with pytest.raises(LeftOut) as caught:
+        tokens_of(ROW | beside)
+    assert f"{caught.value.reason}: {caught.value.detail}".startswith(reason)

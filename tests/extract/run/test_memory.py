@@ -11,9 +11,10 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
-from dflash_offline.extract.dealing import Halved, Recorded
+from dflash_offline.extract.dealing import CheckedAgain, Halved, Recorded
 from dflash_offline.extract.launch import Dealer, report
 from dflash_offline.extract.recorder import Recorder
+from dflash_offline.extract.soundness import fault_against
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.extract.writing import Entry, Room, SegmentFiller
@@ -161,3 +162,49 @@ def test_a_second_time_ends_the_run_with_advice_and_keeps_what_is_committed(
     shutil.rmtree(store / "frozen")
     whole = {name: digest for name, digest in content(whole_store).items() if name.startswith("hidden/")}
     assert {name for name in content(store) if name.startswith("hidden/")} == set(whole)
+
+
+class FullDevice:
+    """Makes comparing a sample with itself alone fail as CUDA does, the first few times."""
+
+    def __init__(self, num_failures: int) -> None:
+        self.left, self.num_calls = num_failures, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.num_calls += 1
+        self.left -= 1
+        if self.left >= 0:
+            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+        return fault_against(*arguments)
+
+
+def test_a_comparison_that_does_not_fit_is_made_again_and_loses_nothing(
+    tmp_path: Path,
+    data: Path,
+    whole_store: Path,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    content: Any,
+) -> None:
+    """Behind the next batch's forward memory is at its highest; both have ended when it is made again."""
+    filling = Filling(make_config(data, tmp_path / "store"))
+    filling.recorder.is_chosen_again[::3] = True
+    device = FullDevice(1)
+    monkeypatch.setattr("dflash_offline.extract.recorder.fault_against", device)
+    filling.run()
+    checked = filling.all_told(CheckedAgain)
+    assert device.num_calls == len(checked) + 1
+    assert len(checked) >= filling.recorder.is_chosen_again.sum() > 5
+    assert not any(one.has_failed for one in checked)
+    assert sum(one.num_positions for one in filling.all_told(Recorded)) == filling.found.plan.num_positions
+
+
+def test_a_comparison_that_never_fits_ends_in_three_lines(
+    tmp_path: Path, data: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filling = Filling(make_config(data, tmp_path / "store"))
+    filling.recorder.is_chosen_again[:] = True
+    monkeypatch.setattr("dflash_offline.extract.recorder.fault_against", FullDevice(99))
+    with pytest.raises(UserError, match="cpu ran out of memory a second time") as caught:
+        filling.run()
+    assert "--token-budget" in caught.value.advice

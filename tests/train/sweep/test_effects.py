@@ -103,3 +103,39 @@ def test_the_picture_is_drawn_where_there_is_an_effect(tmp_path):
     path = plot_effects(sweep)
     assert path is not None
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_that_leave_a_field_to_all_have_its_value(tmp_path):
+    """Of a list, each run names what it likes: the first and the second have one learning rate."""
+    runs = [finished(1, {"optim.lr": 0.01, "seed": 1}, 1.0), finished(2, {"seed": 2}, 2.0)]
+    found = sweep_of(tmp_path, runs)
+    found.base = {"optim.lr": 0.01}
+    assert [effect["field"] for effect in main_effects(found)] == ["seed"]
+    found.base = {}
+    (effect,) = [effect for effect in main_effects(found) if effect["field"] == "optim.lr"]
+    assert [value["label"] for value in effect["values"]] == ["0.01", "not set"]
+    found.effects = main_effects(found)
+    assert plot_effects(found) is not None
+
+
+def test_a_default_is_a_value_like_any_other(tmp_path):
+    runs = [
+        finished(1, {"loss.weights": "decay"}, 1.0),
+        finished(2, {}, 2.0),
+        finished(3, {"loss.weights": "dpace"}, 3.0),
+    ]
+    (effect,) = main_effects(sweep_of(tmp_path, runs))
+    assert [(value["label"], value["num_runs"]) for value in effect["values"]] == [("decay", 2), ("dpace", 1)]
+
+
+def test_a_run_that_failed_too_late_is_not_said_to_be_taken_up(tmp_path):
+    runs = [
+        RunRecord(number=1, overrides={}, state="out", rungs=[rung(5, 1.0)]),
+        RunRecord(number=2, overrides={}, state="failed", error="x"),
+    ]
+    found = sweep_of(tmp_path, runs, halving={"steps": [5], "keep": 0.5})
+    assert SweepReport(found).faults()[2:] == ["runs 2 failed, and their rung was decided without them"]
+    found.runs.append(RunRecord(number=3, overrides={}, state="interrupted", error="y", rungs=[rung(5, 2.0)]))
+    assert SweepReport(found).faults()[-1] == "the same command takes the others up again"
+    found.runs[1:2] = []
+    assert SweepReport(found).faults()[-1] == "the same command takes them up again"

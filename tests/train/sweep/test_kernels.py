@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from dflash_offline.train.facts import KERNELS_NAME, TEMPORARY_NAME
+from dflash_offline.store.files import temporary_path
+from dflash_offline.train.facts import KERNELS_NAME
 from dflash_offline.train.sweep.kernels import kernels_for, take_over
 from dflash_offline.train.sweep.record import RunRecord, Sweep
 
@@ -53,22 +54,46 @@ def test_kernels_come_from_the_nearest_run_that_is_at_rest(tmp_path, states, wit
     assert kernels_for(found, found.run(4)) == expected
 
 
-def test_a_copy_is_the_runs_own(tmp_path):
+@pytest.fixture
+def beats() -> list[int]:
+    return []
+
+
+def test_a_copy_is_the_runs_own(tmp_path, beats):
     found = sweep_of(tmp_path, ["finished", "waiting", "waiting", "waiting"], [1])
     theirs, run_dir = tmp_path / "runs" / "0001" / KERNELS_NAME, tmp_path / "runs" / "0002"
-    take_over(theirs, run_dir)
+    assert take_over(theirs, run_dir, lambda: beats.append(1)) == ""
     own = run_dir / KERNELS_NAME / "ab" / "kernel.py"
     (theirs / "ab" / "kernel.py").write_text("another one")
     assert own.read_text() == "of run 1"
     assert kernels_for(found, found.run(2)) is None, "taken over once, before the first start"
+    assert len(beats) == 1
 
 
-def test_a_copy_that_fails_leaves_nothing_that_counts(tmp_path):
+def test_a_copy_that_fails_says_why_and_leaves_nothing(tmp_path, beats):
     sweep_of(tmp_path, ["finished", "waiting", "waiting", "waiting"], [1])
     theirs, run_dir = tmp_path / "runs" / "0001" / KERNELS_NAME, tmp_path / "runs" / "0002"
     (theirs / "ab" / "gone").symlink_to("nowhere")
-    with pytest.raises(OSError, match="gone"):
-        take_over(theirs, run_dir)
-    left = [path.name for path in run_dir.iterdir()]
-    assert KERNELS_NAME not in left
-    assert all(TEMPORARY_NAME.fullmatch(name) for name in left), "the next start removes these"
+    reason = take_over(theirs, run_dir, lambda: beats.append(1))
+    assert "ab/gone" in reason
+    assert "No such file" in reason
+    assert "\n" not in reason
+    assert not list(run_dir.iterdir())
+
+
+def test_what_killed_copies_left_goes_before_the_next_one(tmp_path, beats):
+    sweep_of(tmp_path, ["finished", "waiting", "waiting", "waiting"], [1])
+    theirs, run_dir = tmp_path / "runs" / "0001" / KERNELS_NAME, tmp_path / "runs" / "0002"
+    left = temporary_path(run_dir / KERNELS_NAME).with_suffix(".1")
+    left.mkdir(parents=True)
+    (left / "half").write_text("a part")
+    assert take_over(theirs, run_dir, lambda: beats.append(1)) == ""
+    assert [path.name for path in run_dir.iterdir()] == [KERNELS_NAME]
+
+
+def test_a_field_that_a_run_does_not_set_has_the_value_of_all(tmp_path):
+    """Run 2 differs from run 4 by nothing, although it names nothing."""
+    found = sweep_of(tmp_path, ["finished", "finished", "finished", "waiting"], [1, 2, 3])
+    found.base = {name: value for name, value in zip(FIELDS, SETTINGS[3], strict=True)}
+    found.run(2).overrides.clear()
+    assert kernels_for(found, found.run(4)) == tmp_path / "runs" / "0002" / KERNELS_NAME

@@ -39,7 +39,7 @@ def test_the_next_command_takes_up_what_has_not_ended(tmp_path, capsys):
     def run(number: int, state: str, *kept: bool | None) -> RunRecord:
         names = ("acceptance_length", "acceptance_length_cycles")
         rungs = [{"step": 5, "is_kept": is_kept, **dict.fromkeys(names, 1.0)} for is_kept in kept]
-        return RunRecord(number=number, overrides={}, state=state, rungs=rungs, error="x", results={})
+        return RunRecord(number=number, overrides={}, state=state, rungs=rungs, error="x", results={}, decoded={})
 
     runs = [
         run(1, "running"),
@@ -53,10 +53,10 @@ def test_the_next_command_takes_up_what_has_not_ended(tmp_path, capsys):
     own = {"store": "", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
     sweep = Sweep(folder=tmp_path, halving={"steps": [5], "keep": 0.5}, runs=runs, **own)
     (tmp_path / runs[5].folder).mkdir(parents=True)
-    (tmp_path / runs[5].folder / "metrics.jsonl").write_text("")
+    (tmp_path / runs[5].folder / "run.json").write_text("{}")
     take_up(sweep)
     states = ["waiting", "waiting", "waiting", "failed", "out", "finished", "waiting"]
     assert [run.state for run in runs] == states
-    assert "run 7 was finished, and runs/0007 is gone" in capsys.readouterr().err
-    assert (runs[6].results, runs[6].rungs) == (None, [])
+    assert "run 7 was finished, and its runs/0007/run.json is gone" in capsys.readouterr().err
+    assert (runs[6].results, runs[6].decoded, len(runs[6].rungs)) == (None, None, 1), "what the rung decided stands"
     assert (runs[1].error, runs[3].error) == (None, "x")
