@@ -5,8 +5,9 @@ owner; every field can be given by `--config` and `--set`. Knows click and datac
 """
 
 import dataclasses
+import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -74,6 +75,7 @@ def resolved(config_class: type, table: str, given: dict[str, Any], *, default_f
     """
     from . import settings  # here, because `dflash --help` reads no config
 
+    settings.require_text("the working folder", os.getcwd())
     file, overrides = given.pop("config"), given.pop("set")
     if file is None and default_file and Path(default_file).is_file():
         say(f"settings from {default_file}")
@@ -89,7 +91,23 @@ def made(
 ) -> click.Command:
     """A click command with these arguments, and the options of a config class."""
     params = [*arguments, *(options_of(config_class, table_name(name)) if config_class is not None else [])]
-    return click.Command(name, callback=run, params=params)
+
+    def run_checked(**given: Any) -> None:
+        require_texts(params, given)
+        run(**given)
+
+    return click.Command(name, callback=run_checked, params=params)
+
+
+def require_texts(params: Iterable[click.Parameter], given: dict[str, Any]) -> None:
+    """Raises UserError, naming the parameter, for what no file of ours can hold, like a path that is not UTF-8."""
+    from .settings import require_text
+
+    for param in params:
+        value = given.get(param.name or "")
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                require_text(param.human_readable_name if isinstance(param, click.Argument) else param.opts[0], text)
 
 
 def table_name(command: str) -> str:

@@ -1,6 +1,6 @@
 """Config dataclasses: how a field carries its text, and how files and overrides fill it.
 
-A leaf, like `watch`: it knows dataclasses and TOML, and no room. A config class is frozen,
+A leaf, like `watch`: it knows dataclasses, and no room; `toml_file` reads the files. A config class is frozen,
 keyword-only and slotted; every field is made by `setting`, so that its one line of text
 serves the command line, the printed config and the documentation alike.
 """
@@ -11,7 +11,6 @@ import json
 import math
 import re
 import shlex
-import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,25 +18,25 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from . import UserError, system_reason
+from . import UserError
+from .toml_file import read_table, toml, toml_content, toml_key
 
-INTEGER = re.compile(r"-?[0-9]+")
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-NOT_IN_TOML = re.compile(r"[\x7f\ud800-\udfff]")  # characters that JSON's strings may hold as they are
-# The tables of a config file, one a command.
-TABLES = ("prepare", "regenerate", "extract", "recode", "train", "sweep", "evaluate", "export", "serve-check", "demo")
+INTEGER = re.compile(r"-?[0-9]{1,18}")  # of any number of digits, int() may fail
 T = TypeVar("T")
 Config = TypeVar("Config")
 
 
-def setting(default: T, text: str, *, flag: str | None = None, is_shown: bool = True) -> T:
+def setting(
+    default: T, text: str, *, flag: str | None = None, is_shown: bool = True, idle_beside: str | None = None
+) -> T:
     """A dataclass field with a default, one line of text (with its unit) and perhaps an option.
 
     `flag` is the option's name on the command line, like `--shards`; without it the field is
     reached by `--config` and `--set` only. An option that `--help` does not show is named in the
-    documentation, and by the error that asks for it.
+    documentation, and by the error that asks for it. `idle_beside` names a field of the same class:
+    where that one is given, nothing reads this one.
     """
-    metadata = {"text": text, "flag": flag, "is_shown": is_shown}
+    metadata = {"text": text, "flag": flag, "is_shown": is_shown, "idle_beside": idle_beside}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)  # type: ignore[return-value]
     if isinstance(default, dict):
@@ -61,12 +60,12 @@ def resolve(
     """The config of one command: defaults, then table `name` of the file, options, overrides.
 
     `options` maps dotted field names to values given on the command line; None means not given.
-    Raises UserError for an unknown field, a value of the wrong type, or a broken file.
+    Raises UserError for an unknown field, a value of the wrong type or that nothing reads, or a broken file.
     """
-    values: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     if file is not None:
-        flatten(read_table(file, name), "", values, config_class)
-    values |= {key: value for key, value in (options or {}).items() if value is not None}
+        flatten(read_table(file, name), "", written, config_class)
+    values = {key: value for key, value in (options or {}).items() if value is not None}
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign:
@@ -74,45 +73,66 @@ def resolve(
                 f"--set {override!r} holds no '='", "--set field=value or --set section.field=value", "add the value"
             )
         values[key.strip()] = Typed(text.strip())
-    return build(config_class, values, "")
+    if not is_saved(config_class, written):
+        require_read_beside(config_class, written, written)
+    require_read_beside(config_class, values, written | values)
+    return assemble(config_class, written | values, "")
 
 
-def read_table(file: Path, name: str) -> dict[str, Any]:
-    """Table `name` of a TOML file, empty where the file has none."""
-    if not file.is_file():
-        raise UserError(f"config file {str(file)!r} does not exist", "a readable TOML file", "check the path")
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"config file {str(file)!r} cannot be read: {system_reason(error)}",
-            "a file that you may read",
-            "check rights and disk",
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"config file {str(file)!r} is not TOML: {error}", "valid TOML", "mend that line") from error
-    strange = sorted(set(content) - {*TABLES, name})
-    if strange:
-        raise UserError(
-            f"{str(file)!r} holds {strange[0]!r} at its top",
-            f"only the tables {', '.join(f'[{table}]' for table in TABLES)}, with sections like [train.optim] below",
-            "move it below the table of its command, or remove it",
-        )
-    table = content.get(name, {})
-    if not isinstance(table, dict):
-        raise UserError(f"{name!r} in {str(file)!r} is {table!r}", f"a table [{name}]", "write it as a table")
-    return table
+def is_saved(config_class: type, written: Mapping[str, Any]) -> bool:
+    """Whether a table was written by `as_toml`, which gives every field that is not None: nobody types most of them.
+
+    Not all of them, since a file of an older version knows fewer.
+    """
+    return 2 * len(written) > num_fields(config_class)
+
+
+def num_fields(config_class: type) -> int:
+    hints = get_type_hints(config_class)
+    return sum(num_fields(hint) if dataclasses.is_dataclass(hint) else 1 for hint in hints.values())  # type: ignore[arg-type]
+
+
+def require_read_beside(config_class: type, given: Mapping[str, Any], all_given: Mapping[str, Any]) -> None:
+    """Raises UserError for a field of `given` that nothing reads, because another one is given, too."""
+    for field in dataclasses.fields(config_class):
+        name, other = field.name, field.metadata.get("idle_beside")
+        if name in given and other is not None and not is_none(all_given.get(other)):
+            raise UserError(
+                f"{name} = {given[name]!r} does nothing beside {other} = {all_given[other]!r}",
+                f"one of {name} and {other}",
+                f"drop {name}, or set {other} to 'none'",
+            )
+
+
+def is_none(value: Any) -> bool:
+    """Whether a given value takes back what was given before."""
+    return value is None or (value.parsed() if isinstance(value, Typed) else value) == "none"
 
 
 def flatten(table: Mapping[str, Any], prefix: str, out: dict[str, Any], config_class: type) -> None:
-    """Writes nested tables as dotted names; a field that is itself a dict stays whole."""
+    """Writes nested tables as dotted names; a field that is itself a dict stays whole.
+
+    Raises UserError for a field that is written twice, under a quoted name like "optim.lr" and in its table.
+    """
     sections = {f.name: f.type for f in dataclasses.fields(config_class) if is_section(config_class, f.name)}
     hints = get_type_hints(config_class)
     for key, value in table.items():
         if key in sections and isinstance(value, dict):
             flatten(value, f"{prefix}{key}.", out, hints[key])
         else:
+            require_once(f"{prefix}{key}", value, out)
             out[f"{prefix}{key}"] = value
+
+
+def require_once(name: str, value: Any, out: Mapping[str, Any]) -> None:
+    """Raises UserError where `out` has this field already, or has a field both whole and in parts."""
+    for known, held in out.items():
+        if known == name or known.startswith(f"{name}.") or name.startswith(f"{known}."):
+            raise UserError(
+                f"{min(known, name)} is written twice: {known} = {held!r} and {name} = {value!r}",
+                "each field once, under a quoted name or in its table",
+                "drop one of the two",
+            )
 
 
 def is_section(config_class: type, field_name: str) -> bool:
@@ -125,11 +145,14 @@ class Typed:
 
     text: str
 
+    def __repr__(self) -> str:
+        return self.text
+
     def parsed(self) -> Any:
         """TOML where it parses to one value, else the text itself."""
         try:
-            found = tomllib.loads(f"value = {self.text}")
-        except tomllib.TOMLDecodeError:
+            found = toml_content(f"value = {self.text}")
+        except ValueError:
             return self.text
         return found["value"] if len(found) == 1 else self.text
 
@@ -140,6 +163,12 @@ class Typed:
 
 
 def build(config_class: type[Config], values: Mapping[str, Any], prefix: str) -> Config:
+    """The config of values that were all given in one place, by their dotted names. Raises UserError as `resolve`."""
+    require_read_beside(config_class, values, values)
+    return assemble(config_class, values, prefix)
+
+
+def assemble(config_class: type[Config], values: Mapping[str, Any], prefix: str) -> Config:
     """Makes the (nested) config; every leftover name is an error."""
     hints = get_type_hints(config_class)
     own: dict[str, Any] = {}
@@ -165,7 +194,7 @@ def build(config_class: type[Config], values: Mapping[str, Any], prefix: str) ->
         else:
             own[head] = value
     made = {k: convert(v, hints[k], prefix + k) for k, v in own.items()}
-    made |= {k: build(hints[k], v, f"{prefix}{k}.") for k, v in nested.items()}
+    made |= {k: assemble(hints[k], v, f"{prefix}{k}.") for k, v in nested.items()}
     return config_class(**made)
 
 
@@ -192,10 +221,38 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             return value.isoformat()
         elif origin is dict and isinstance(value, dict):
             return plain(value)
-        elif origin in (bool, str) and isinstance(value, origin):
+        elif origin is str and isinstance(value, str):
+            require_text(name, value)
+            return value
+        elif origin is bool and isinstance(value, bool):
             return value
     wanted = " or ".join("none" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
     raise UserError(f"{name} = {value!r} is a {type(value).__name__}", f"{wanted}", f"give {name} another value")
+
+
+def require_text(name: str, value: str) -> None:
+    """Raises UserError for text that no file of ours can hold: a path of bytes that are not UTF-8, or with a zero byte.
+
+    Python has such bytes as lone surrogates.
+    """
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UserError(
+            f"{name} {value!r} {'holds a zero byte' if chr(0) in value else 'is not UTF-8'}",
+            "text in UTF-8, also as the name of a file or folder, since other files tell it",
+            "rename it, and give the new name",
+        )
+
+
+def field_value(config_class: type, name: str, value: Any) -> Any:
+    """A value as the field of a dotted name takes it; as it was given where no field of that name takes it."""
+    head, _, rest = name.partition(".")
+    hint = get_type_hints(config_class).get(head)
+    if hint is None or dataclasses.is_dataclass(hint):
+        return field_value(hint, rest, value) if hint is not None and rest else value  # type: ignore[arg-type]
+    try:
+        return convert(value, hint, name)
+    except UserError:
+        return value
 
 
 def plain(value: Any) -> Any:
@@ -261,34 +318,20 @@ def as_toml(config: Any, name: str) -> str:
     """The resolved config as a TOML table that `resolve` reads back; fields that are None are left out."""
     lines: list[str] = []
 
-    def table(values: Mapping[str, Any], path: str, config_class: type | None) -> None:
+    def table(values: Mapping[str, Any], path: str) -> None:
         lines.append(f"[{path}]")
-        later: list[tuple[str, Any, type | None]] = []
+        later: list[tuple[str, Any]] = []
         for key, value in values.items():
             if isinstance(value, dict):
-                inner = get_type_hints(config_class)[key] if config_class and is_section(config_class, key) else None
-                later.append((f"{path}.{toml_key(key)}", value, inner))
+                later.append((f"{path}.{toml_key(key)}", value))
             elif value is not None:
                 lines.append(f"{toml_key(key)} = {toml(value)}")
-        for inner_path, value, inner in later:
+        for inner_path, value in later:
             lines.append("")
-            table(value, inner_path, inner)
+            table(value, inner_path)
 
-    table(as_dict(config), name, type(config))
+    table(as_dict(config), name)
     return "\n".join(lines) + "\n"
-
-
-def toml(value: Any) -> str:
-    """A value as TOML writes it on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml_key(key)} = {toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return NOT_IN_TOML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
-
-
-def toml_key(key: str) -> str:
-    return key if BARE_KEY.fullmatch(key) else toml(key)
 
 
 def require(ok: bool, name: str, value: Any, rule: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from dflash_offline import UserError
+from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.settings import as_toml, digest, require, resolve, section, setting
 from dflash_offline.train.config import TrainConfig
@@ -158,3 +159,95 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "dflash.toml").symlink_to("/proc/self/mem")  # its first byte gives EIO
     with pytest.raises(UserError, match=r"dflash.toml' cannot be read: Input/output error \(EIO\)"):
         resolve(Outer, name="outer", file=tmp_path / "dflash.toml")
+
+
+OVERSIZED = {
+    "a number of 5,001 digits": f"seed = 1{'0' * 5000}",
+    "the same in base 16": f"seed = 0x{'f' * 5000}",
+    "arrays in arrays": f"drafter.taps = {'[' * 3000}{']' * 3000}",
+    "a few less": f"drafter.taps = {'[' * 200}{']' * 200}",
+    "tables in tables": f"{'.'.join('a' * 3000)} = 1",
+}
+
+
+@pytest.mark.parametrize("line", OVERSIZED.values(), ids=OVERSIZED)
+def test_values_that_are_too_large_for_settings_are_refused_in_three_lines(tmp_path: Path, line: str) -> None:
+    (tmp_path / "dflash.toml").write_text(f"[train]\n{line}\n")
+    with pytest.raises(UserError, match="is not TOML as settings are: ") as caught:
+        resolve(TrainConfig, name="train", file=tmp_path / "dflash.toml")
+    assert len(str(caught.value).splitlines()) == 3
+    assert "sys." not in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", [f"seed=1{'0' * 5000}", f"seed={'[' * 3000}", f"drafter.taps=0,{'1' * 5000}"])
+def test_typed_values_that_are_too_large_are_refused_by_name(typed: str) -> None:
+    with pytest.raises(UserError, match=typed.partition("=")[0]):
+        resolve(TrainConfig, name="train", overrides=[typed])
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ('"inner.width" = 5\ninner.width = 6', "inner.width is written twice: inner.width = 5 and inner.width = 6"),
+        ('inner.width = 5\n"inner.width" = 5', "inner.width is written twice: inner.width = 5 and inner.width = 5"),
+        ('"free.a" = 1\nfree.a = 2', "free is written twice: free.a = 1 and free = {'a': 2}"),
+        ('free = {a = 1}\n"free.b" = 2', "free is written twice: free = {'a': 1} and free.b = 2"),
+    ],
+)
+def test_a_field_that_a_file_writes_twice_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "run.toml").write_text(f"[train]\n{text}\n")
+    with pytest.raises(UserError) as caught:
+        resolve(Outer, name="train", file=tmp_path / "run.toml")
+    assert caught.value.happened == told
+
+
+def test_parts_of_a_free_dict_may_have_quoted_names(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[train]\n"free.a" = 1\n"free.b" = 2\n')
+    assert resolve(Outer, name="train", file=tmp_path / "run.toml").free == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("text, told", [("st\udcff", "is not UTF-8"), ("st\0", "holds a zero byte")])
+def test_text_that_no_file_can_hold_is_refused_by_name(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"name .* {told}"):
+        resolve(Outer, name="x", options={"name": text})
+    with pytest.raises(UserError, match=f"name .* {told}"):
+        resolve(Outer, name="x", overrides=[f"name={text}"])
+
+
+STRANGE = "st\udcff"  # as Python has the byte FF of an argument
+PATHS = {
+    **{f"{command} --out": [command, "--out", STRANGE] for command in ("train", "sweep", "demo")},
+    **{f"{command} --store": [command, "--store", STRANGE] for command in ("extract", "train", "sweep")},
+    **{f"{command} --config": [command, "--config", STRANGE] for command in ("plan", "train", "sweep")},
+    **{
+        f"{command} folder": [command, STRANGE]
+        for command in ("verify", "inspect", "evaluate", "export", "serve-check")
+    },
+    **{f"{command} several": [command, "here", STRANGE] for command in ("prepare", "regenerate", "recode", "report")},
+    "report --out": ["report", "here", "--html", "--out", STRANGE],
+    "--set": ["train", "--set", f"store={STRANGE}"],
+}
+
+
+@pytest.mark.parametrize("args", PATHS.values(), ids=PATHS)
+def test_a_path_that_is_not_utf8_is_refused_before_anything_is_written(
+    args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "expected", "to do"]
+    assert lines[0].endswith("st\\udcff' is not UTF-8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_working_folder_that_is_not_utf8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / STRANGE).mkdir()
+    monkeypatch.chdir(tmp_path / STRANGE)
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert "error: the working folder" in capsys.readouterr().err

@@ -1,17 +1,17 @@
 """Checkpoints: folders that appear whole or not at all, which of them stay, and a drafter read back.
 
 A checkpoint holds fp32 weights (`drafter.safetensors`, z-lab names), the optimizer's state
-(`optimizer.pt`) and the rest of the loop's state (`state.json`). This file knows tensors, names and
-files; it does not know how a step is made.
+(`optimizer.pt`), and the rest of the loop's state with the checksums of both (`state.json`). This file
+knows tensors, names and files; it does not know how a step is made.
 """
 
-import json
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from torch import Tensor
 
 from .. import UserError, system_reason
 from ..store.files import NO_SPACE, free_bytes, fsync_folder, publish, storage_error, temporary_path
+from .checkpoint_check import file_checksum, require_drafter, require_masters, require_same_bytes, require_within
 from .drafter import Drafter
 from .facts import CHECKPOINTS_NAME, TEMPORARY_NAME, RunFacts, read_facts
+from .loop_state import LoopState, Unfit, parse_state, state_json
 from .metrics import GOES_ON
 
 WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME = "drafter.safetensors", "optimizer.pt", "state.json"
@@ -31,23 +33,10 @@ STEP_NAME = re.compile(r"step-(\d{8,})")
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors ends the text of an error of the disk
 SPARE_BYTES = 1 << 20  # headers and state.json
 LATEST, BEST = "latest", "best"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopState:
-    """Where the loop stands after `step` updates, weights and optimizer aside.
-
-    `epoch` and `row` name the next row to train on, of all ranks; `best_step` is the exam with the largest
-    acceptance length so far, None before there was one.
-    """
-
-    step: int
-    epoch: int
-    row: int
-    acceptance_length: float | None = None  # of the newest exam
-    best_step: int | None = None
-    best_acceptance_length: float | None = None
-    exam_step: int | None = None  # of the newest exam
+BROKEN = (  # what json, torch and safetensors raise for a file that is not what it was
+    *(OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, EOFError),
+    *(SafetensorError, pickle.UnpicklingError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,7 @@ def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimiz
     """
     final = checkpoint_dir(run_dir, state.step)
     if final.is_dir():
-        publish(final / STATE_NAME, state_json(state))
+        publish(final / STATE_NAME, state_json(state, read_checksums(run_dir, state.step)))
         return final
     needed = size_bytes(weights) + size_bytes(optimizer) + SPARE_BYTES
     folder = temporary_path(final)
@@ -91,7 +80,8 @@ def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimiz
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS_NAME)
         with (folder / OPTIMIZER_NAME).open("wb") as file:  # given a path, torch does not say why the disk refused
             torch.save(dict(optimizer), file)
-        (folder / STATE_NAME).write_bytes(state_json(state))
+        checksums = {name: file_checksum(folder / name) for name in (WEIGHTS_NAME, OPTIMIZER_NAME)}
+        (folder / STATE_NAME).write_bytes(state_json(state, checksums))
         for path in (*folder.iterdir(), folder):
             fsync(path)
         os.rename(folder, final)
@@ -100,10 +90,6 @@ def save(run_dir: Path, state: LoopState, weights: Mapping[str, Tensor], optimiz
         shutil.rmtree(folder, ignore_errors=True)
         raise explained(error, final, needed) from error
     return final
-
-
-def state_json(state: LoopState) -> bytes:
-    return (json.dumps(asdict(state), indent=1) + "\n").encode()
 
 
 def explained(error: Exception, final: Path, needed: int) -> Exception:
@@ -156,36 +142,51 @@ def fsync(path: Path) -> None:
 
 
 def load(run_dir: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step. Raises UserError where it cannot be read."""
-    folder = checkpoint_dir(run_dir, step)
-    try:
+    """The checkpoint of a step. Raises UserError where it cannot be read, or is not what was written."""
+    with named_damage(run_dir, step) as folder:
+        state, checksums = read_state_file(folder, step)
+        for name in (OPTIMIZER_NAME, WEIGHTS_NAME):
+            require_same_bytes(folder / name, checksums)
         optimizer = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
         weights = load_file(folder / WEIGHTS_NAME)
         require_masters(weights)
-        return Checkpoint(read_state(run_dir, step), weights, optimizer)
-    except (OSError, RuntimeError, TypeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        raise damaged(folder, error) from error
-
-
-def require_masters(weights: Mapping[str, Tensor]) -> None:
-    """Raises TypeError for a tensor of another number format: loading it would round it without a word."""
-    for name, tensor in weights.items():
-        if tensor.dtype != torch.float32:
-            raise TypeError(f"{name} is {tensor.dtype}, not torch.float32")
+        return Checkpoint(state, weights, optimizer)
 
 
 def read_state(run_dir: Path, step: int) -> LoopState:
+    """Where the loop stood. Raises UserError where the file is broken, or of another step."""
+    with named_damage(run_dir, step) as folder:
+        return read_state_file(folder, step)[0]
+
+
+def read_checksums(run_dir: Path, step: int) -> dict[str, int] | None:
+    """Those of weights and optimizer; None in a checkpoint that an earlier version wrote."""
+    with named_damage(run_dir, step) as folder:
+        return read_state_file(folder, step)[1]
+
+
+def read_state_file(folder: Path, step: int) -> tuple[LoopState, dict[str, int] | None]:
+    return parse_state((folder / STATE_NAME).read_text(encoding="utf-8"), step)
+
+
+@contextmanager
+def named_damage(run_dir: Path, step: int) -> Iterator[Path]:
+    """The folder of a checkpoint; what its reading or its check raises in the block becomes a UserError with its name.
+
+    The block must do nothing else: an error of a device would be taken for one of the files.
+    """
     folder = checkpoint_dir(run_dir, step)
     try:
-        return LoopState(**json.loads((folder / STATE_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        yield folder
+    except (*BROKEN, Unfit) as error:
         raise damaged(folder, error) from error
 
 
 def damaged(folder: Path, error: Exception) -> UserError:
+    reason = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
     return UserError(
-        f"checkpoint {str(folder)!r} cannot be read: {type(error).__name__}: {error}".replace("\n", " "),
-        f"a folder with {WEIGHTS_NAME}, {OPTIMIZER_NAME} and {STATE_NAME}",
+        f"checkpoint {str(folder)!r} cannot be read: {reason}".replace("\n", " "),
+        f"a folder with {WEIGHTS_NAME}, {OPTIMIZER_NAME} and {STATE_NAME}, as the run wrote them",
         "copy it again, or remove the folder to go back to the checkpoint before it",
     )
 
@@ -269,10 +270,12 @@ def load_drafter(
     facts = read_facts(run_dir)
     step = find_step(run_dir, which)
     drafter = Drafter(facts.spec)
-    try:
-        weights = load_file(checkpoint_dir(run_dir, step) / WEIGHTS_NAME)
+    with named_damage(run_dir, step) as folder:
+        state, checksums = read_state_file(folder, step)
+        require_within(state, facts.steps)
+        require_same_bytes(folder / WEIGHTS_NAME, checksums)
+        weights = load_file(folder / WEIGHTS_NAME)
         require_masters(weights)
+        require_drafter(weights, drafter)
         drafter.load_state_dict(weights)
-    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
-        raise damaged(checkpoint_dir(run_dir, step), error) from error
     return drafter.to(device, dtype or getattr(torch, facts.dtype)).eval(), facts

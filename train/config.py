@@ -10,6 +10,10 @@ from ..settings import require, section, setting
 from .kinds import CAUSAL_CHOICES, named_layers
 from .rank import named_devices
 
+MOST_STEPS, MOST_ROW_TOKENS, MOST_S = 10**12, 2**22, 1e6
+WIDTHS = {"window": 10**9, "intermediate_size": 2**24, "num_heads": 4096, "num_kv_heads": 4096, "head_dim": 4096}
+"""Upper bounds: far beyond what anyone trains, and within what the numbers of numpy, torch and the system hold."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterConfig:
@@ -46,11 +50,11 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         block, layers = self.block_size, self.num_layers
-        require(layers is None or layers >= 1, "drafter.num_layers", layers, "at least 1 layer")
+        require(layers is None or 1 <= layers <= 1024, "drafter.num_layers", layers, "1 to 1,024 layers")
         require(block is None or 2 <= block <= 128, "drafter.block_size", block, "2 to 128 tokens")
-        for name in ("window", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+        for name, most in WIDTHS.items():
             value = getattr(self, name)
-            require(value is None or value >= 1, f"drafter.{name}", value, "at least 1")
+            require(value is None or 1 <= value <= most, f"drafter.{name}", value, f"1 to {most:,}")
         require(self.causal in (None, *CAUSAL_CHOICES), "drafter.causal", self.causal, ", ".join(CAUSAL_CHOICES))
         named_layers(self.layer_types or ())  # raises for a name that is none
 
@@ -69,12 +73,13 @@ class RowsConfig:
     shuffle_segments: int = setting(32, "segments whose samples are mixed while packing, count")
 
     def __post_init__(self) -> None:
-        t = self.row_tokens
-        require(t is None or (t >= 128 and t % 128 == 0), "rows.row_tokens", t, "a multiple of 128")
-        require(self.anchors is None or self.anchors >= 1, "rows.anchors", self.anchors, "at least 1 anchor")
-        rows = self.rows_per_step
-        require(rows is None or rows >= 1, "rows.rows_per_step", rows, "at least 1 row")
-        require(self.shuffle_segments >= 1, "rows.shuffle_segments", self.shuffle_segments, "at least 1 segment")
+        t, most, anchors, rows = self.row_tokens, MOST_ROW_TOKENS, self.anchors, self.rows_per_step
+        is_whole = t is None or (128 <= t <= most and t % 128 == 0)
+        require(is_whole, "rows.row_tokens", t, f"a multiple of 128, at most {most:,}")
+        require(anchors is None or 1 <= anchors <= most, "rows.anchors", anchors, f"1 to {most:,} anchors")
+        require(rows is None or 1 <= rows <= 10**6, "rows.rows_per_step", rows, "1 to a million rows")
+        mixed = self.shuffle_segments
+        require(1 <= mixed <= 10**6, "rows.shuffle_segments", mixed, "1 to a million segments")
 
 
 ReadWith = tuple[str, str, tuple[str, ...]]
@@ -202,7 +207,7 @@ class TrainConfig:
         "all, no more than rows.rows_per_step",
         flag="--devices",
     )
-    epochs: float = setting(6.0, "passes over the store", flag="--epochs")
+    epochs: float = setting(6.0, "passes over the store", flag="--epochs", idle_beside="steps")
     steps: int | None = setting(None, "optimizer updates; overrides --epochs", flag="--steps")
     stop_at: int | None = setting(
         None, "step to stop at for now, after an exam and a checkpoint; the schedule stays that of all steps"
@@ -245,20 +250,19 @@ class TrainConfig:
     def __post_init__(self) -> None:
         named_devices("cpu" if self.devices == "auto" else self.devices)  # raises for text that names none
         require(0 < self.epochs <= 1e6, "epochs", self.epochs, "more than 0, at most a million")
-        require(self.steps is None or self.steps >= 0, "steps", self.steps, "0 or more updates")
+        steps, threads, reading = self.steps, self.cpu_threads, self.loader_threads
+        require(steps is None or 0 <= steps <= MOST_STEPS, "steps", steps, f"0 to {MOST_STEPS:,} updates")
         require(self.stop_at is None or self.stop_at >= 0, "stop_at", self.stop_at, "0 or more updates")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit number")
         for name in ("eval_every", "checkpoint_every"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1 step")
-        threads = self.cpu_threads
-        require(threads is None or threads >= 1, "cpu_threads", threads, "at least 1 thread")
+        require(threads is None or 1 <= threads <= 1024, "cpu_threads", threads, "1 to 1,024 threads")
         require(self.eval_samples >= 1, "eval_samples", self.eval_samples, "at least 1 sample")
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
-        reading = self.loader_threads
         require(reading is None or 1 <= reading <= 4, "loader_threads", reading, "1 to 4 threads")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
-        require(0 < self.stall_s < math.inf, "stall_s", self.stall_s, "more than 0 seconds, finite")
+        require(0 < self.stall_s <= MOST_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
         require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more, finite")
         require(len(set(self.sinks)) == len(self.sinks), "sinks", self.sinks, "each sink once")

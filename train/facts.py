@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from .. import UserError, __version__
 from ..store.files import storage_error
 from ..store.manifest import Manifest, differences
+from ..store.ranges import ALL, spans
 from .config import CHUNK_BLOCKS
 from .kinds import describe
 from .slot import RowShape
@@ -134,6 +135,7 @@ def read_facts(run_dir: Path) -> RunFacts:
             for place, name in ((facts.store, "plan_sha256"), (facts.target, "name"), (facts.target, "weights_sha256")):
                 if not is_text(place[name]):
                     raise TypeError(f"{name} is {place[name]!r}")
+            require_segments(facts)
             if facts.init is not None and not {"path", "sha256"} <= set(facts.init):
                 raise KeyError(f"init is {facts.init}")
             return facts
@@ -143,6 +145,13 @@ def read_facts(run_dir: Path) -> RunFacts:
     raise UserError(
         f"{str(path)!r} has format {found}", f"format {FORMAT}", "use the version of this package that wrote it"
     )
+
+
+def require_segments(facts: RunFacts) -> None:
+    """Raises ValueError for segments that no run of this store can have."""
+    ranges = [] if facts.segments == ALL else spans(facts.segments)
+    if ranges and ranges[-1][1] >= facts.store["num_segments"]:
+        raise ValueError(f"segments are {facts.segments}, of a store of {facts.store['num_segments']}")
 
 
 def require_same_store(run_dir: Path, old: RunFacts, manifest: Manifest) -> None:
@@ -163,11 +172,11 @@ def require_same_run(run_dir: Path, old: RunFacts, new: RunFacts) -> None:
 def refuse(run_dir: Path, found: list[tuple[str, Any, Any]], expected: str) -> NoReturn:
     shown = "; ".join(f"{name} was {before!r} and is now {now!r}" for name, before, now in found[:SHOWN_DIFFERENCES])
     more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
-    again = quote(str(run_dir / CONFIG_NAME))
+    again = f"--config {quote(str(run_dir / CONFIG_NAME))} --out {quote(str(run_dir))}"
     raise UserError(
         f"{str(run_dir)!r} was trained with other facts: {shown}{more}",
         expected,
-        f"go back to them (`--config {again}` repeats the run), or train into another --out",
+        f"go back to them (`{again}` repeats the run), or train into another --out",
     )
 
 

@@ -15,11 +15,18 @@ from typing import Any
 
 from .. import UserError
 from ..store.files import StorageError, publish, storage_error, write_all
+from .value_rules import is_count, is_finite, is_object, is_text, or_none, wrong_key
 
 METRICS_NAME = "metrics.jsonl"
 TRAIN, EXAM, ORIGIN = "train", "exam", "exam of one origin"
 GOES_ON = "training goes on from the newest checkpoint"
 NUMBERED = re.compile(r"(?<=_)\d+$")  # names that come once for each slot or length
+LINE = {"step": is_count, "kind": is_text}
+OF_KIND = {
+    TRAIN: {"loss": is_finite},
+    EXAM: {"acceptance_length": or_none(is_finite), "num_prompts": is_count},
+}
+"""What is read of a line again: by the run that goes on, at its end, and by a sweep."""
 
 DEFINITIONS = {
     "kind": "'train': numbers of one optimizer update; 'exam': numbers of one walk over held-out answers; 'exam of one "
@@ -131,23 +138,43 @@ class MetricsFile:
 def read_lines(path: Path) -> list[str]:
     """The whole lines of the file; a last line that a kill cut short does not count.
 
-    Raises UserError for a whole line that is no JSON object with a step.
+    Raises UserError for a whole line that lacks what a run reads of it.
     """
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     for number, line in enumerate(lines, start=1):
-        try:
-            is_line = isinstance(json.loads(line)["step"], int)
-        except (ValueError, KeyError, TypeError):
-            is_line = False
-        if not is_line:
+        values = object_of(line)
+        if (fault := fault_of(values)) is not None:
             raise UserError(
-                f"line {number} of {str(path)!r} is broken: {line[:80]!r}",
-                "one JSON object with a step on every line",
-                "remove that line; the checkpoints of the run are not touched by it",
+                f"line {number} of {str(path)!r} is broken: {line[:80]!r}{fault}",
+                "one JSON object on every line, with a step and a kind, and the numbers of that kind",
+                "bring the file back as it was, or train into another --out: a run ends with the numbers of its exams"
+                if values.get("kind") == EXAM
+                else "remove that line; the checkpoints of the run are not touched by it",
             )
     return lines
+
+
+def object_of(line: str) -> dict[str, Any]:
+    """The JSON object of a line; empty where it is none."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return values if is_object(values) else {}
+
+
+def fault_of(values: dict[str, Any]) -> str | None:
+    """What a line lacks, as the end of a sentence that shows it; None where nothing is wrong."""
+    if not values:
+        return ""
+    rules = LINE | OF_KIND.get(str(values.get("kind")), {})
+    missing = next((name for name in rules if name not in values), None)
+    if missing is not None:
+        return f" has no {missing}"
+    wrong = wrong_key(values, rules)
+    return wrong and f" has the {wrong} {values[wrong]!r}"
 
 
 def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:

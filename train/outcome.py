@@ -13,10 +13,18 @@ from typing import Any
 from .. import UserError
 from .facts import RunFacts
 from .metrics import EXAM, METRICS_NAME, TRAIN, read_metrics
+from .value_rules import is_count, is_finite, is_object, is_text, or_none, wrong_key
 
 REPORT_NAME = "report.json"
 NOTHING = "nothing to measure: the store holds no held-out answer with a cycle"
 GREEDY = "target greedy"  # the origin of answers on which the walk equals decoding
+ALWAYS = {
+    **{"steps": is_count, "epochs": is_finite, "num_prompts": is_count},
+    **{name: or_none(is_finite) for name in ("loss", "acceptance_length")},
+    **{"best_step": or_none(is_count), "origin": or_none(is_text)},
+}
+MEASURED = {name: is_finite for name in ("acceptance_length_untrained", "best_acceptance_length", "best_step")}
+"""What report.json holds; the second where there was something to measure."""
 NOT_EXACT = "           not all of them are greedy answers of this target: agreement with text, not decoding"
 
 
@@ -36,7 +44,7 @@ def outcome_of(
         "epochs": facts.steps * facts.rows_per_step / facts.rows_per_epoch,
         "loss": losses[-1] if losses else None,
         "num_prompts": exams[-1]["num_prompts"],
-        "origin": exams[-1]["origin"],
+        "origin": exams[-1].get("origin"),
         "acceptance_length_untrained": exams[0]["acceptance_length"],
         "acceptance_length": exams[-1]["acceptance_length"],
         "best_acceptance_length": best_acceptance_length,
@@ -108,7 +116,17 @@ def read_report(run_dir: Path, start: str, start_step: int) -> TrainReport:
     path = run_dir / REPORT_NAME
     try:
         outcome = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        require_outcome(outcome)
+    except (ValueError, RecursionError, OSError) as error:
         advice = "remove it, and give the same command again: it writes the report anew"
         raise UserError(f"{str(path)!r} is broken: {error}", "the report of a finished run", advice) from error
     return TrainReport(run_dir, start, start_step, outcome)
+
+
+def require_outcome(outcome: Any) -> None:
+    """Raises ValueError unless a report can be told from it."""
+    if not is_object(outcome):
+        raise ValueError(f"it holds {str(outcome)[:80]!r}, no object")
+    rules = ALWAYS if outcome.get("acceptance_length") is None else ALWAYS | MEASURED
+    if name := wrong_key(outcome, rules):
+        raise ValueError(f"its {name} is {outcome[name]!r}" if name in outcome else f"it has no {name}")

@@ -9,7 +9,9 @@ import torch
 
 from . import checkpoint
 from .checkpoint import LoopState
+from .checkpoint_check import require_fit
 from .drafter import Drafter
+from .facts import read_facts
 from .optim import MasterOptimizer
 from .ranks import Ranks
 from .warm_start import WarmStart, load_start
@@ -18,13 +20,16 @@ from .warm_start import WarmStart, load_start
 def restore(run_dir: Path, drafter: Drafter, optimizer: MasterOptimizer, ranks: Ranks) -> LoopState | None:
     """Sets weights and moments to those of the newest checkpoint that rank 0 sees; None where there is none.
 
-    Raises UserError where the ranks have not read the same bits.
+    Raises UserError, before anything is set, for a checkpoint that is damaged or not of this run, and where the ranks
+    have not read the same bits.
     """
     steps = checkpoint.list_steps(run_dir) if ranks.is_first else []
     newest = ranks.gather(steps[-1:], "the newest checkpoint")[0]
     if not newest:
         return None
-    loaded = checkpoint.load(run_dir, newest[0])
+    loaded, facts = checkpoint.load(run_dir, newest[0]), read_facts(run_dir)
+    with checkpoint.named_damage(run_dir, newest[0]):
+        require_fit(loaded.state, loaded.weights, loaded.optimizer, facts=facts, drafter=drafter, optimizer=optimizer)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(loaded.weights[name])

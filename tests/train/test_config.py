@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.settings import as_toml, resolve
+from dflash_offline.settings import as_toml, build, resolve
 from dflash_offline.train.config import LOSS_READ_WITH, OPTIM_READ_WITH, TrainConfig
 from dflash_offline.train.kinds import named_layers
 
@@ -20,6 +20,10 @@ REFUSED = [
     *("optim.momentum=1.0", "optim.momentum=nan", "optim.weight_decay=-0.1", "optim.weight_decay=inf"),
     *("optim.clip=inf", "optim.clip=nan", "optim.clip=-1.0"),
     *("optim.warmup_share=nan", "optim.decay_share=nan", "optim.final_share=nan"),
+    *("steps=1000000000001", "steps=99999999999999999999", "steps=-1", "cpu_threads=1025", "stall_s=1000000.5"),
+    *("drafter.num_layers=1025", "drafter.window=1000000001", "drafter.intermediate_size=16777217"),
+    *("drafter.num_heads=4097", "drafter.num_kv_heads=4097", "drafter.head_dim=4097"),
+    *("rows.row_tokens=4194432", "rows.anchors=4194305", "rows.rows_per_step=1000001", "rows.shuffle_segments=1000001"),
 ]
 
 
@@ -42,6 +46,8 @@ def test_a_value_that_cannot_work_is_refused_by_name(override: str) -> None:
             "checkpoint_every=1",
             "epochs=0.01",
         ),
+        *("steps=0", "steps=1000000000000", "cpu_threads=1024", "stall_s=1000000.0", "drafter.num_layers=1024"),
+        *("drafter.window=1000000000", "drafter.num_heads=4096", "rows.row_tokens=4194304", "rows.anchors=4194304"),
         *("optim.beta1=0.0", "optim.momentum=0.0", "optim.clip=0.0", "optim.weight_decay=0.0", "optim.lr=1e-30"),
     ],
 )
@@ -101,3 +107,40 @@ def test_the_resolved_config_of_every_choice_is_taken_again(tmp_path: Path, by: 
     config = resolve(TrainConfig, name="train", overrides=[f"{by}={chosen}"])
     (tmp_path / "train.toml").write_text(as_toml(config, "train"))
     assert resolve(TrainConfig, name="train", file=tmp_path / "train.toml") == config
+
+
+def write_table(path: Path, text: str) -> Path:
+    path.write_text(f"[train]\n{text}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text, overrides",
+    [("", ["steps=6", "epochs=50"]), ("epochs = 50\nsteps = 6", []), ("steps = 6", ["epochs=50"])],
+)
+def test_epochs_beside_steps_are_refused(tmp_path: Path, text: str, overrides: list[str]) -> None:
+    with pytest.raises(UserError, match="epochs = 50 does nothing beside steps = 6") as caught:
+        resolve(TrainConfig, name="train", file=write_table(tmp_path / "dflash.toml", text), overrides=overrides)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_steps_on_the_command_line_are_in_place_of_the_epochs_of_a_file(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "dflash.toml", "epochs = 50")
+    assert resolve(TrainConfig, name="train", file=file, options={"steps": 6}).steps == 6
+
+
+def test_a_saved_config_with_epochs_and_the_steps_they_came_to_is_taken(tmp_path: Path) -> None:
+    """train.toml has both: epochs as given, and the steps that followed."""
+    config, file = TrainConfig(epochs=3.0, steps=6), tmp_path / "train.toml"
+    file.write_text(as_toml(config, "train"))
+    assert resolve(TrainConfig, name="train", file=file) == config
+    assert resolve(TrainConfig, name="train", file=file, overrides=["steps=9"]).steps == 9
+    again = resolve(TrainConfig, name="train", file=file, overrides=["epochs=2", "steps=none"])
+    assert (again.epochs, again.steps) == (2.0, None)
+    with pytest.raises(UserError, match="epochs = 2 does nothing beside steps = 6"):
+        resolve(TrainConfig, name="train", file=file, overrides=["epochs=2"])
+
+
+def test_the_runs_of_a_sweep_are_refused_epochs_beside_steps() -> None:
+    with pytest.raises(UserError, match="epochs = 2 does nothing beside steps = 6"):
+        build(TrainConfig, {"steps": 6, "epochs": 2}, "")

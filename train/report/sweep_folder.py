@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ... import UserError
+from ...settings import resolve
+from ..sweep.config import SweepConfig
+from ..sweep.defaults import value_in
 from ..sweep.effects import compared, labels
+from ..sweep.halving import too_late
 from ..sweep.record import (
     CONFIG_NAME,
     DEFINITIONS,
@@ -21,13 +25,14 @@ from ..sweep.record import (
     SWEEP_NAME,
     RunRecord,
     Sweep,
+    numbers_text,
     read_sweep,
     shown,
 )
 from ..sweep.report import commands_of_best
 from ..value_rules import is_finite
 from .run_folder import RunFolder, is_held, read_run, settings_of
-from .words import value_text
+from .words import out_option, value_text
 
 OWN_PLACE = ("out",)  # differs between any two runs and says nothing
 
@@ -113,18 +118,34 @@ def states_text(sweep: Sweep) -> str:
 
 
 def unfinished_notes(sweep: Sweep, is_going: bool) -> list[str]:
-    left = [run for run in sweep.runs if run.state not in (FINISHED, OUT)]
-    if not left:
-        return []
-    why = "the sweep is still going" if is_going else "the sweep was stopped, or they failed; the same command goes on"
-    return [f"{len(left)} of {len(sweep.runs)} runs are not finished; the ranking is as of now: {why}"]
+    left, late = unfinished(sweep), too_late(sweep)
+    notes = [f"runs {numbers_text(late)} failed, and their rung was decided without them"] if late else []
+    if left:
+        why = "the sweep was stopped, or they failed; the same command goes on"
+        why = "the sweep is still going" if is_going else why
+        notes.append(f"{len(left)} of {len(sweep.runs)} runs are not finished; the ranking is as of now: {why}")
+    return notes
 
 
 def next_commands(sweep: Sweep) -> list[str]:
     """The rest of a sweep that was stopped, and what is done with the best run."""
-    left = [run for run in sweep.runs if run.state not in (FINISHED, OUT)]
-    again = [f"dflash sweep --config {shlex.quote(str(sweep.folder / CONFIG_NAME))}"] if left else []
-    return [*again, *commands_of_best(sweep)]
+    return [*([again_command(sweep.folder)] if unfinished(sweep) else []), *commands_of_best(sweep)]
+
+
+def unfinished(sweep: Sweep) -> list[RunRecord]:
+    """The runs that the sweep's own command goes on with."""
+    late = too_late(sweep)
+    return [run for run in sweep.runs if run.state not in (FINISHED, OUT) and run not in late]
+
+
+def again_command(folder: Path) -> str:
+    """The command that goes on with the sweep in this folder, also where its config is of another place."""
+    file = folder / CONFIG_NAME
+    try:
+        here = out_option(resolve(SweepConfig, name="sweep", file=file).out, folder)
+    except UserError:
+        here = ""  # the command will say what is wrong with the file
+    return f"dflash sweep --config {shlex.quote(str(file))}{here}"
 
 
 def strategy_text(sweep: Sweep) -> str:
@@ -164,7 +185,7 @@ def effect_dots(sweep: Sweep, entries: Sequence[Entry]) -> dict[str, list[tuple[
         lengths = {run.number: value for run in sweep.runs if (value := compared(run, effect["step"])) is not None}
         runs = [run for run in sweep.runs if run.number in lengths]
         names = [value["label"] for value in effect["values"]]
-        own = labels([run.overrides.get(effect["field"]) for run in runs])
+        own = labels([value_in(sweep, run, effect["field"]) for run in runs])
         found[effect["field"]] = [
             (names.index(label), lengths[run.number], titles[run.number])
             for label, run in zip(own, runs)

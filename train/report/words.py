@@ -1,8 +1,10 @@
 """A run in words and short tables: the one owner of what the page and `dflash inspect` say of it. No torch."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ... import UserError
@@ -234,7 +236,13 @@ def again_command(run: RunFolder) -> str:
     """The command that goes on with the run, also past the step where `stop_at` ended it."""
     is_at_its_stop = run.config is not None and run.config.stop_at == run.metrics.last_step
     past = " --set stop_at=none" if is_at_its_stop else ""
-    return f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}{past}"
+    here = "" if run.config is None else out_option(run.config.out, run.run_dir)
+    return f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}{here}{past}"
+
+
+def out_option(out: str, folder: Path) -> str:
+    """The --out that a command with this config needs to work on the folder, as on one that was copied or moved."""
+    return "" if os.path.realpath(out) == os.path.realpath(folder) else f" --out {shlex.quote(str(folder))}"
 
 
 def exam_rows(

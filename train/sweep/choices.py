@@ -6,12 +6,14 @@ Knows names of fields and values; whether a run can be trained is for `check` to
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ... import UserError
-from ...settings import flatten
+from ...settings import field_value, flatten
 from ..config import TrainConfig
+from ..kinds import named_layers
 from ..value_rules import is_finite
 from .config import GRID, LIST, SweepConfig
 
@@ -34,7 +36,7 @@ REDRAWS = 1000  # for a run that is not there yet
 
 
 def dotted(table: Mapping[str, Any]) -> Overrides:
-    """Nested or dotted names of a table as dotted ones."""
+    """Nested or dotted names of a table as dotted ones. Raises UserError for a field that is written twice."""
     flat: Overrides = {}
     flatten(table, "", flat, TrainConfig)
     return flat
@@ -67,7 +69,8 @@ def list_faults(config: SweepConfig) -> list[str]:
     """What is wrong with the runs of strategy list."""
     runs = [dotted(run) for run in config.runs]
     faults = [f"run {number} sets nothing" for number, run in enumerate(runs, start=1) if not run]
-    pairs = itertools.combinations(enumerate(runs, start=1), 2)
+    meant = [{name: resolved(name, value) for name, value in run.items()} for run in runs]
+    pairs = itertools.combinations(enumerate(meant, start=1), 2)
     faults += [f"runs {i} and {j} are the same" for (i, run), (j, other) in pairs if run == other]
     return faults + [fault for name in dict.fromkeys(name for run in runs for name in run) for fault in own(name)]
 
@@ -80,7 +83,7 @@ def field_faults(name: str, values: Any, strategy: str) -> list[str]:
     """What is wrong with the values of one field."""
     if isinstance(values, list):
         found = [] if values else [f"{name} = [] has no value"]
-        found += [f"{name} has {value!r} twice" for i, value in enumerate(values) if is_among(value, values[:i])]
+        found += repeats(name, values)
         single = [value for value in values if isinstance(value, int)] if name in LISTS else []
         found += [
             f"{name} has the value {value}, and each value is a list, like [[0, 2], [0, 1, 2]]" for value in single[:1]
@@ -91,9 +94,26 @@ def field_faults(name: str, values: Any, strategy: str) -> list[str]:
     return own(name) + [f"{name}: {fault}" for fault in range_faults(values, strategy)]
 
 
-def is_among(value: Any, others: Iterable[Any]) -> bool:
-    """1, 1.0 and true are three values."""
-    return any(type(value) is type(other) and value == other for other in others)
+def repeats(name: str, values: Sequence[Any]) -> list[str]:
+    """Values of a field that are there before, perhaps written in another way."""
+    first: dict[str, Any] = {}
+    faults = []
+    for value in values:
+        meant = resolved(name, value)
+        if meant in first:
+            also = "" if repr(value) == repr(first[meant]) else f": {first[meant]!r} means the same"
+            faults.append(f"{name} has {value!r} twice{also}")
+        first.setdefault(meant, value)
+    return faults
+
+
+def resolved(name: str, value: Any) -> str:
+    """What a value means to a run, to compare: 1 and 1.0 are one learning rate, and 1 and true no one thing."""
+    meant = field_value(TrainConfig, name, value)
+    if name == "drafter.layer_types" and isinstance(meant, tuple):
+        with suppress(UserError):  # of a name that is none: `check` says it
+            meant = named_layers(meant)
+    return repr(meant)
 
 
 def range_faults(given: Mapping[str, Any], strategy: str) -> list[str]:

@@ -304,7 +304,7 @@ def write_store(
 
 def make_run(store: Path, run_dir: Path, *settings: str) -> checkpoint.Drafter:
     """A run that has not trained a step, as `dflash train` sets it up; its drafter is not saved yet."""
-    own = [f"store={store}", f"out={run_dir}", "drafter.num_layers=2", "drafter.block_size=4", *settings]
+    own = [f"store={store}", f"out={run_dir}", "steps=48", "drafter.num_layers=2", "drafter.block_size=4", *settings]
     run = check_run(resolve(TrainConfig, name="train", overrides=own), lambda: "cpu")
     run_dir.mkdir()
     write_run(run)

@@ -1,17 +1,21 @@
 """`dflash inspect` of a run and of a sweep: the page as text, from the same facts."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 from dflash_offline.cli import main
+from dflash_offline.settings import as_toml
 from dflash_offline.store.files import FolderLock
 from dflash_offline.train.report import compare_words, words
 from dflash_offline.train.report.page import comparison_page, run_page
 from dflash_offline.train.report.run_folder import read_run
 from dflash_offline.train.report.sweep_folder import read_comparison
 from dflash_offline.train.summary import describe_run, describe_sweep
+from dflash_offline.train.sweep.config import SweepConfig
+from dflash_offline.train.sweep.effects import main_effects
 
 DECODED = {"mode": "decoded", "definitions": {}, "step": 10, "num_prompts": 5, "num_equal": 5, "speed_up": 2.25}
 DECODED |= {"acceptance_length": 2.5, "intervals": {"acceptance_length": [2.125, 2.875]}, "histogram": [1, 0, 3, 0]}
@@ -54,6 +58,41 @@ def test_the_next_command_goes_past_the_step_where_the_run_was_ended(make_run, l
     settings = () if stop_at is None else (f"stop_at={stop_at}",)
     run_dir = make_run(tmp_path / "run", lab.usual_lines(5), is_finished=False, settings=settings)
     assert words.commands(read_run(run_dir))[0] == f"dflash train --config {run_dir / 'train.toml'}{past}"
+
+
+def test_the_next_command_of_a_copied_run_names_the_copy(make_run, lab, tmp_path):
+    """The toml names the folder that was trained; a way there through a link is no other folder."""
+    run_dir = make_run(tmp_path / "run", lab.usual_lines(5), is_finished=False, settings=("stop_at=5",))
+    copied, linked = tmp_path / "a copy", tmp_path / "linked"
+    shutil.copytree(run_dir, copied)
+    linked.symlink_to(run_dir)
+    again = f"dflash train --config '{copied}/train.toml' --out '{copied}' --set stop_at=none"
+    assert words.commands(read_run(copied))[0] == again
+    assert again in describe_run(copied)
+    assert again in lab.Page(run_page(read_run(copied))).text
+    assert "--out" not in words.commands(read_run(linked))[0]
+
+
+def test_the_next_command_of_a_moved_sweep_names_its_new_place(make_sweep, lab, tmp_path):
+    old, moved = tmp_path / "sweep", tmp_path / "moved"
+    make_sweep(old)
+    (old / "sweep.toml").write_text(as_toml(SweepConfig(out=str(old)), "sweep"))
+    assert read_comparison(old).commands[0] == f"dflash sweep --config {old}/sweep.toml"
+    old.rename(moved)
+    again = f"dflash sweep --config {moved}/sweep.toml --out {moved}"
+    assert read_comparison(moved).commands[0] == again
+    assert again in describe_sweep(moved)
+    assert again in lab.Page(comparison_page(read_comparison(moved))).text
+
+
+def test_every_run_of_an_effect_has_its_dot_also_one_that_leaves_the_field_to_all(make_sweep, tmp_path):
+    sweep = make_sweep(tmp_path / "sweep")
+    for run in sweep.runs:
+        if run.overrides["optim.name"] == "muon":
+            del run.overrides["optim.name"]  # the default
+    sweep.effects = main_effects(sweep)
+    sweep.write()
+    assert len(read_comparison(tmp_path / "sweep").dots["optim.name"]) == 4
 
 
 def test_the_text_of_a_sweep_says_what_its_page_says(make_sweep, lab, tmp_path):

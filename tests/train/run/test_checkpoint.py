@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 import torch
@@ -41,6 +42,14 @@ def optimizer_of(step: int) -> dict:
 
 def write(run_dir: Path, step: int, best: int | None = None, size: int = 1000) -> None:
     save(run_dir, LoopState(step=step, epoch=1, row=7, best_step=best), weights_of(step, size), optimizer_of(step))
+
+
+def forget_checksums(folder: Path) -> None:
+    """As an earlier version wrote it."""
+    path = folder / "state.json"
+    values = json.loads(path.read_text())
+    del values["crc32c"]
+    path.write_text(json.dumps(values))
 
 
 def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, lab):
@@ -173,6 +182,36 @@ def test_a_damaged_checkpoint_is_named(tmp_path, name, damage):
         load(tmp_path, 3)
 
 
+@pytest.mark.parametrize("name", ["drafter.safetensors", "optimizer.pt"])
+def test_the_checksums_are_those_of_the_files(tmp_path, name):
+    write(tmp_path, 3, size=100_000)  # more than a piece
+    folder = checkpoint_dir(tmp_path, 3)
+    state = json.loads((folder / "state.json").read_text())
+    assert state["crc32c"][name] == google_crc32c.value((folder / name).read_bytes())
+    with (folder / name).open("r+b") as file:
+        file.seek((folder / name).stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(UserError, match=f"step-00000003' cannot be read: {name} has crc32c"):
+        load(tmp_path, 3)
+
+
+def test_a_renewed_state_keeps_the_checksums(tmp_path):
+    write(tmp_path, 3)
+    path = checkpoint_dir(tmp_path, 3) / "state.json"
+    before = json.loads(path.read_text())["crc32c"]
+    write(tmp_path, 3, best=2)
+    after = json.loads(path.read_text())["crc32c"]
+    assert after.pop("state") != before.pop("state")
+    assert after == before
+    assert load(tmp_path, 3).state.best_step == 2
+    forget_checksums(path.parent)
+    write(tmp_path, 3, best=1)
+    assert "crc32c" not in json.loads(path.read_text())
+    assert load(tmp_path, 3).state.best_step == 1
+
+
 def test_load_drafter_gives_the_trained_weights(reference_run):
     drafter, facts = load_drafter(reference_run, "latest", "cpu")
     assert facts == read_facts(reference_run)
@@ -200,6 +239,7 @@ def test_weights_of_another_number_format_are_not_rounded_in_silence(tmp_path, r
     weights = load_file(path)
     name = sorted(weights)[0]
     save_file(weights | {name: weights[name].to(dtype)}, path)
+    forget_checksums(path.parent)
     for read in (lambda: load_drafter(run_dir, "latest", "cpu"), lambda: load(run_dir, step)):
         with pytest.raises(UserError, match=f"{name} is {dtype}, not torch.float32"):
             read()

@@ -49,11 +49,52 @@ def test_a_line_cut_by_a_kill_is_forgotten(tmp_path, cut):
 
 def test_a_broken_line_inside_is_named_and_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    text = '{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n'
+    text = '{"kind": "train", "step": 1, "loss": 1.0}\nnonsense\n{"kind": "train", "step": 2, "loss": 1.0}\n'
     path.write_text(text)
     with pytest.raises(UserError, match="line 2 of .* is broken: 'nonsense'"):
         MetricsFile(path, 1)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "line, fault",
+    [
+        ('{"step":4}', "has no kind"),
+        ('{"kind":"train","loss":1.0}', "has no step"),
+        ('{"step":true,"kind":"train","loss":1.0}', "has the step True"),
+        ('{"step":-1,"kind":"train","loss":1.0}', "has the step -1"),
+        ('{"step":"4","kind":"train","loss":1.0}', "has the step '4'"),
+        ('{"step":4,"kind":["train"],"loss":1.0}', "has the kind"),
+        ('{"step":4,"kind":"train"}', "has no loss"),
+        ('{"step":4,"kind":"train","loss":null}', "has the loss None"),
+        ('{"step":4,"kind":"train","loss":NaN}', "has the loss nan"),
+        ('{"step":0,"kind":"exam"}', "has no acceptance_length"),
+        ('{"step":0,"kind":"exam","acceptance_length":"a","num_prompts":1}', "has the acceptance_length 'a'"),
+        ('{"step":0,"kind":"exam","acceptance_length":null}', "has no num_prompts"),
+        ("[" * 100_000, "is broken"),
+        ("[]", "is broken"),
+        ("{}", "is broken"),
+        ("5", "is broken"),
+    ],
+)
+def test_a_whole_line_without_what_a_run_reads_of_it_is_named(tmp_path, line, fault):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, -1, range(1, 3))
+    text = path.read_text() + line + "\n"
+    path.write_text(text)
+    for read in (lambda: MetricsFile(path, 2), lambda: read_metrics(path), lambda: read_metrics(path, TRAIN)):
+        with pytest.raises(UserError, match="line 4 of .*metrics.jsonl' is broken: ") as caught:
+            read()
+        assert fault in caught.value.happened
+        assert len(str(caught.value).splitlines()) == 3
+    assert path.read_text() == text
+
+
+def test_an_exam_without_its_origin_is_read_as_before(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, -1, range(1, 3))
+    (tmp_path / "other.jsonl").write_text('{"step": 1, "kind": "a kind of a later version"}\n')
+    assert len(read_metrics(path, EXAM)) == len(read_metrics(tmp_path / "other.jsonl")) == 1
 
 
 def test_numbers_need_a_definition_and_must_be_finite(tmp_path):

@@ -123,3 +123,47 @@ def test_the_files_of_the_page_are_taken(tmp_path):
     for text in texts:
         config_of(text, tmp_path)
         resolve(TrainConfig, name="train", file=tmp_path / "sweep.toml")
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ('drafter.taps = ["0,1", [0, 1]]', "drafter.taps has [0, 1] twice: '0,1' means the same"),
+        (
+            'drafter.layer_types = [["2xfull"], "full, full_attention"]',
+            "drafter.layer_types has 'full, full_attention' twice: ['2xfull'] means the same",
+        ),
+        ('drafter.layer_types = [["full"], "full"]', "drafter.layer_types has 'full' twice: ['full'] means the same"),
+        ("optim.lr = [1, 1.0]", "optim.lr has 1.0 twice: 1 means the same"),
+        ("seed = [1, 1]", "seed has 1 twice"),
+    ],
+)
+def test_values_that_mean_the_same_are_refused(tmp_path, text, told):
+    with pytest.raises(UserError) as caught:
+        runs_of(config_of(f"[sweep.fields]\n{text}\n", tmp_path))
+    assert caught.value.happened == told
+
+
+@pytest.mark.parametrize(
+    "text", ["drafter.taps = [[0, 1], [1, 0]]", 'drafter.causal = ["no", "all"]', "noise = [0, 1]"]
+)
+def test_values_that_mean_two_things_are_taken(tmp_path, text):
+    assert len(runs_of(config_of(f"[sweep.fields]\n{text}\n", tmp_path))) == 2
+
+
+def test_runs_of_a_list_that_mean_the_same_are_refused(tmp_path):
+    text = '[sweep]\nstrategy = "list"\n[[sweep.runs]]\ndrafter.taps = "0,1"\n[[sweep.runs]]\ndrafter.taps = [0, 1]\n'
+    with pytest.raises(UserError, match="runs 1 and 2 are the same"):
+        runs_of(config_of(text, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[sweep.fields]\n"optim.lr" = [0.5]\noptim.lr = [0.003]\n',
+        '[sweep]\nstrategy = "list"\n[[sweep.runs]]\n"optim.lr" = 0.5\noptim.lr = 0.003\n',
+    ],
+)
+def test_a_field_that_is_written_twice_is_refused(tmp_path, text):
+    with pytest.raises(UserError, match="optim.lr is written twice: .*0.5.* and .*0.003"):
+        runs_of(config_of(text, tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from dflash_offline import UserError
 from dflash_offline.train.evaluate.config import EvaluateConfig
-from dflash_offline.train.metrics import METRICS_NAME
+from dflash_offline.train.facts import FACTS_NAME
 from dflash_offline.train.sweep.check import Device
 from dflash_offline.train.sweep.record import RunRecord, Sweep, read_sweep
 from dflash_offline.train.sweep.report import SweepReport
@@ -42,7 +42,7 @@ def test_a_target_that_is_missing_hides_no_ranking(lab, tiny_store, tmp_path, ca
     make_folder_of(known.folder)
     known.runs[0].state, known.runs[0].results = "finished", results(1.5)
     (known.folder / known.runs[0].folder).mkdir()
-    (known.folder / known.runs[0].folder / METRICS_NAME).touch()
+    (known.folder / known.runs[0].folder / FACTS_NAME).touch()
     known.write()
 
     def examine(run_dir: Path, config: EvaluateConfig) -> dict:
