@@ -38,7 +38,8 @@ def work(channel: Channel, order: Order) -> None:
     if channel.ask(WantsFrozenWork(), order.stall_s):
         from ..store.frozen import write_frozen
 
-        write_frozen(store_dir, *target.frozen())
+        parts, _ = target.frozen()
+        write_frozen(store_dir, parts, manifest.target)  # these facts, of which an older store has fewer
     recorder = Recorder(channel, order, manifest, target)
     slot_bytes = recorder.largest_batch_bytes()
     with WriterProcess(channel, store_dir, slot_bytes=slot_bytes, device=first, stall_s=order.stall_s) as writer:
@@ -49,7 +50,10 @@ def work(channel: Channel, order: Order) -> None:
 
 
 def require_same_target(manifest: Manifest, facts: dict[str, Any]) -> None:
-    """The launcher read these facts a moment ago; weights may be replaced under a running command."""
+    """The launcher read these facts a moment ago; weights or config.json may be replaced under a running command.
+
+    A fact that an older store does not have is not compared.
+    """
     changed = [name for name, value in manifest.target.items() if facts.get(name) != value]
     if changed:
         name = changed[0]

@@ -18,7 +18,7 @@ import numpy as np
 from .. import UserError, system_reason
 from .buffers import flat_bytes
 from .files import NewFile, disk_errors, is_abandoned, publish, remove, unreadable
-from .manifest import Manifest, checksum
+from .manifest import ABSENT, LATER_FACTS, Manifest, checksum
 
 if TYPE_CHECKING:
     import torch
@@ -147,8 +147,9 @@ def require_same_parts(path: Path, old: dict[str, Any], new: dict[str, Any]) -> 
     """Refuses frozen parts other than those that are there."""
     for group in ("tensors", "config"):
         for name in sorted(set(old[group]) | set(new[group])):
-            was, now = old[group].get(name, "(absent)"), new[group].get(name, "(absent)")
-            if was != now:
+            was, now = old[group].get(name, ABSENT), new[group].get(name, ABSENT)
+            is_later = f"target.{name}" in LATER_FACTS and ABSENT in (was, now)
+            if was != now and not is_later:
                 raise UserError(
                     f"{str(path)!r} holds other parts: {name} = {json.dumps(was)} there, {json.dumps(now)} now",
                     "the target that the store was made with",
@@ -208,7 +209,7 @@ def check_frozen(store_dir: Path, manifest: Manifest) -> None:
     check_tensors(Path(store_dir) / TENSORS_PATH, facts)
     config, target = document["config"], manifest.target
     for name in sorted(set(config) | set(target)):
-        was, now = target.get(name, "(absent)"), config.get(name, "(absent)")
+        was, now = target.get(name, ABSENT), config.get(name, ABSENT)
         if was != now:
             raise damaged(path, f"{name} = {json.dumps(now)}, the manifest's target has {json.dumps(was)}")
     width = facts["embedding"]["shape"][-1]

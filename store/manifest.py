@@ -18,6 +18,8 @@ MANIFEST_NAME = "zarr.json"
 ATTRIBUTE = "dflash"
 CHECKSUM_ATTRIBUTE = "dflash_sha256"
 DESCRIPTION_ONLY = ("data.report",)  # told to the reader, no part of the identity
+LATER_FACTS = ("target.config_sha256",)  # stores written before have none: compared where both sides have one
+ABSENT = "(absent)"
 ZARR_GROUP = (3, "group")  # zarr_format and node_type
 SHOWN_DIFFERENCES = 3
 SHOWN_CHARACTERS = 120
@@ -127,12 +129,12 @@ def differences(old: Manifest, new: Manifest) -> list[tuple[str, Any, Any]]:
 
 def collect(old: Any, new: Any, name: str, found: list[tuple[str, Any, Any]]) -> None:
     """Walks two JSON values side by side; a dict is entered, anything else is compared whole."""
-    if name in DESCRIPTION_ONLY or old == new:
+    if name in DESCRIPTION_ONLY or old == new or (name in LATER_FACTS and ABSENT in (old, new)):
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
             inner = f"{name}.{key}" if name else key
-            collect(old.get(key, "(absent)"), new.get(key, "(absent)"), inner, found)
+            collect(old.get(key, ABSENT), new.get(key, ABSENT), inner, found)
     else:
         found.append((name, old, new))
 

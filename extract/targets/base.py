@@ -21,6 +21,8 @@ class TargetFacts:
     """Commit of a hub snapshot; None for a folder."""
     weights_sha256: str
     """Fingerprint of the tensor files, see `fingerprint.weights_sha256`."""
+    config_sha256: str | None = None
+    """Fingerprint of config.json, see `configs.config_sha256`; None for a GGUF. Older stores have none."""
     architecture: str
     num_layers: int
     hidden_size: int

@@ -50,18 +50,25 @@ class CompiledLayers:
 
     @contextmanager
     def used(self, shape: tuple[int, int]) -> Iterator[None]:
-        """Inside, the decoder's layers run compiled for this shape."""
+        """Inside, the decoder's layers run compiled for this shape; after it as before.
+
+        A layer may have a `forward` of its own: that with the hooks of accelerate, where several GPUs hold a target.
+        """
         self.shapes.add(shape)
         layers = list(self.decoder.layers)
         limits = {"recompile_limit": 2 * MOST_SHAPES, "accumulated_recompile_limit": 2 * MOST_SHAPES * len(layers)}
+        before = [vars(layer).get("forward") for layer in layers]
         with torch._dynamo.config.patch(limits):
             for layer in layers:
                 layer.forward = self.compiled(layer)
             try:
                 yield
             finally:
-                for layer in layers:
-                    del layer.forward
+                for layer, own in zip(layers, before):
+                    if own is None:
+                        del layer.forward
+                    else:
+                        layer.forward = own
 
     def compiled(self, layer: torch.nn.Module) -> Callable[..., Any]:
         if layer not in self.forwards:

@@ -1,6 +1,6 @@
 """Reads a target's facts from its config and tokenizer, without loading weights.
 
-Knows transformers' config and tokenizer classes; builds no model and opens tensor files only
+Knows transformers' tokenizer classes and how families name their sizes; builds no model and opens tensor files only
 to fingerprint them.
 """
 
@@ -11,10 +11,22 @@ from typing import Any
 
 from ... import UserError
 from .base import TargetFacts
+from .configs import (
+    COUNTS,
+    config_of,
+    config_sha256,
+    count_of,
+    first_line,
+    first_of,
+    is_quantized,
+    text_config,
+)
 from .fingerprint import text_sha256, tokenizer_sha256, weights_sha256
-from .source import Source, check_tensor_files, locate, tensor_files
+from .headers import check_tensor_files, require_matrix_shapes, require_plain_numbers, stored_tensors
+from .source import Source, locate, tensor_files
 
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+CROPPABLE_LAYERS |= {"deepseek_sparse_attention"}  # as transformers up to 5.17 at least calls the last of them
 
 
 def load_tokenizer(name: str) -> Any:
@@ -27,8 +39,10 @@ def tokenizer_of(source: Source) -> Any:
 
     options = {"gguf_file": source.gguf} if source.gguf else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.folder, local_files_only=True, trust_remote_code=False, **options
+        )
+    except Exception as error:  # the class that tokenizers raises for a file that it cannot read
         raise UserError(
             f"target {source.name!r} has no tokenizer that transformers can load: {first_line(error)}",
             "tokenizer.json (or what its class needs) beside config.json",
@@ -41,49 +55,6 @@ def tokenizer_of(source: Source) -> Any:
             "copy the target's tokenizer files into its folder",
         )
     return tokenizer
-
-
-def config_of(source: Source) -> Any:
-    """The target's config as transformers reads it, the nested text config not yet taken out."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    options = {"gguf_file": source.gguf} if source.gguf else {}
-    try:
-        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise UserError(
-            f"target {source.name!r} has a config that transformers cannot read: {first_line(error)}",
-            "the config.json of a causal language model known to the installed transformers",
-            "update transformers, or choose another target",
-        ) from error
-    if text_config(config) is not config:
-        settle_tie(source, text_config(config))
-    return config
-
-
-def settle_tie(source: Source, text: Any) -> None:
-    """A head tied to the embedding may be stated beside a nested text config, inside it, or in both places.
-
-    transformers reads the inner place for the text part alone, the outer one for the whole model. Raises
-    UserError, naming both, where they contradict each other.
-    """
-    raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
-    inner = next((raw[name] for name in ("text_config", "llm_config", "language_config") if name in raw), {})
-    stated = [part.get("tie_word_embeddings") for part in (raw, inner)]
-    if None not in stated and stated[0] != stated[1]:
-        raise UserError(
-            f"target {source.name!r}: tie_word_embeddings is {stated[0]} in config.json and "
-            f"{stated[1]} in its text_config",
-            "one value in both places",
-            "set both to what the tensor files say: False where they hold a head of their own",
-        )
-    if stated[1] is None and stated[0] is not None:
-        text.tie_word_embeddings = stated[0]
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
@@ -137,26 +108,6 @@ def stop_ids(source: Source, config: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def text_config(config: Any) -> Any:
-    """The config of the decoder itself; targets with vision nest it under text_config."""
-    return config.get_text_config(decoder=True)
-
-
-def is_quantized(config: Any) -> bool:
-    return quantization_of(config) is not None
-
-
-def quantization_of(config: Any) -> str | None:
-    """How the tensor files are quantized ('fp8', 'mxfp4'), by the config's own word; None for plain weights."""
-    found = first_of(config, ("quantization_config",), None) or first_of(
-        text_config(config), ("quantization_config",), None
-    )
-    if found is None:
-        return None
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(getattr(method, "value", method))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSide:
     """What turning chats into samples needs of a target: no weights, no fingerprint of them."""
@@ -183,8 +134,8 @@ def read_text_side(name: str) -> TextSide:
         template_sha256=facts["template_sha256"],
         special_ids=facts["special_ids"],
         eos_ids=stop_ids(source, config, tokenizer),
-        vocab_size=int(text_config(config).vocab_size),
-        max_positions=int(text_config(config).max_position_embeddings),
+        vocab_size=count_of(source, config, "vocab_size"),
+        max_positions=count_of(source, config, "max_position_embeddings"),
     )
 
 
@@ -203,50 +154,37 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetFacts:
     text = text_config(config)
-    hidden = int(text.hidden_size)
-    heads = int(text.num_attention_heads)
+    hidden, heads, num_layers, vocab_size, max_positions = (count_of(source, config, name) for name in COUNTS)
     eps = first_of(text, ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), 1e-6)
-    files = tensor_files(source)
+    is_tied = bool(first_of(text, ("tie_word_embeddings",), False))
+    files = tensor_files(source, getattr(config, "transformers_weights", None))
     check_tensor_files(source, files)
+    if not is_quantized(config):
+        require_plain_numbers(source, ((name, kind) for name, (kind, _) in stored_tensors(files).items()))
+        require_matrix_shapes(source, files, (vocab_size, hidden), is_tied=is_tied)
     parts: dict[str, Any] = tokenizer_facts(tokenizer) | {"eos_ids": stop_ids(source, config, tokenizer)}
     return TargetFacts(
         name=source.name,
         revision=source.revision,
         weights_sha256=weights_sha256(files),
+        config_sha256=config_sha256(source),
         architecture=(getattr(config, "architectures", None) or [type(config).__name__])[0],
-        num_layers=int(text.num_hidden_layers),
+        num_layers=num_layers,
         hidden_size=hidden,
-        vocab_size=int(text.vocab_size),
+        vocab_size=vocab_size,
         num_heads=heads,
         num_kv_heads=int(first_of(text, ("num_key_value_heads",), heads)),
         head_dim=int(first_of(text, ("head_dim",), hidden // heads)),
         intermediate_size=widest(first_of(text, ("intermediate_size",), 4 * hidden)),
         rms_norm_eps=float(eps),
         rope=rope_of(text),
-        max_positions=int(text.max_position_embeddings),
-        is_tied=bool(first_of(text, ("tie_word_embeddings",), False)),
+        max_positions=max_positions,
+        is_tied=is_tied,
         is_recurrent=is_recurrent(text),
         **scales_of(text, hidden),
         dtype=dtype,
         **parts,
     )
-
-
-def first_of(config: Any, names: tuple[str, ...], default: Any) -> Any:
-    """The first of these attributes that is there and not None."""
-    found = (value_of(config, name) for name in names)
-    return next((value for value in found if value is not None), default)
-
-
-def value_of(config: Any, name: str) -> Any:
-    """An attribute or None; where layers differ in it (Gemma 4's head_dim), that of the first layer.
-
-    transformers raises a RuntimeError of its own for those.
-    """
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:
-        return getattr(config.per_layer_config[0], name, None)
 
 
 def widest(size: Any) -> int:

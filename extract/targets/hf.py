@@ -19,21 +19,12 @@ from .adapter import adapter_of
 from .base import TargetFacts, check_taps
 from .batch_session import BatchSession, require_right_batch, single_reason
 from .compiled import CompiledLayers
-from .facts import (
-    config_of,
-    facts_of,
-    is_quantized,
-    load_tokenizer,
-    read_facts,
-    resolve_dtype,
-    text_config,
-    tokenizer_facts,
-    tokenizer_of,
-)
+from .configs import config_of, is_quantized, text_config
+from .facts import facts_of, load_tokenizer, read_facts, resolve_dtype, tokenizer_facts, tokenizer_of
 from .frozen_parts import frozen_parts, logits_from, parts_of
 from .kernels import distributions, hide_gpu_kernels, kernel_note, kernels_of, mute_fallbacks, slow_kernels
 from .layers import copied_outputs, find_decoder, first_layers
-from .loading import from_pretrained
+from .loading import from_pretrained, require_whole
 from .session import Session, greedy_answers, require_right_cache
 from .source import locate
 from .spread import require_on_devices, spread_over
@@ -57,7 +48,7 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto", beside: 
     """Loads the weights onto one device, or onto it and those `beside` it (CUDA, by accelerate), frozen, in eval mode.
 
     Raises UserError for an unknown target, for weights that leave a parameter unset (it would
-    be random), and for a decoder whose layers cannot be found.
+    be random) or have tensors of the decoder that it does not take, and for a decoder whose layers cannot be found.
     """
     hide_gpu_kernels(device)
     mute_fallbacks()
@@ -65,15 +56,8 @@ def load_target(name: str, *, device: str = "cpu", dtype: str = "auto", beside: 
     config, tokenizer = config_of(source), tokenizer_of(source)
     facts = facts_of(source, config, tokenizer, resolve_dtype(dtype, device))
     spread = spread_over((device, *beside)) if beside else {}
-    loaded = from_pretrained(source, config, device, getattr(torch, facts.dtype), spread)
-    model, info = loaded
-    unset = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if unset:
-        raise UserError(
-            f"target {source.name!r}: its weights hold no {unset[0]!r} of the right shape ({len(unset)} such tensors)",
-            "every parameter of the model in the tensor files (a tied head may be absent)",
-            "check tie_word_embeddings in config.json, or copy the missing files",
-        )
+    model, info = from_pretrained(source, config, device, getattr(torch, facts.dtype), spread)
+    require_whole(source, model, facts, info)
     if beside:
         require_on_devices(model, source.name)
     elif not is_quantized(config):  # those lie on the device already, and some cannot be moved

@@ -1,16 +1,29 @@
 """A target's weights through transformers: which class loads them, and what is said where none can.
 
-Knows transformers' loaders and quantizers; of a target no more than its files and its config.
+Knows transformers' loaders and quantizers, and by the adapter which tensors are the decoder's.
 """
 
 import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
 from ... import UserError
-from .facts import first_line, is_quantized, quantization_of
-from .source import Source
+from .adapter import adapter_of
+from .base import TargetFacts
+from .configs import first_line, is_quantized, quantization_of, text_config
+from .headers import require_plain_numbers, wrong_shape
+from .source import Source, tensor_files
+
+WRAPPINGS = {"model", "language_model", "text_model", "backbone", "transformer"}
+"""Names of modules around a decoder, of which a checkpoint may have more or fewer than the model."""
+HARMLESS = re.compile(r"inv_freq$|[kv]_scale$|[kv]_proj\.output_scale$")
+"""Rotary frequencies, which every model computes itself, and the scales of a quantized cache, which none here has."""
 
 
 def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype, spread: dict[str, Any]) -> Any:
@@ -28,12 +41,21 @@ def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype
         options["device_map"] = {"": device}
     options |= spread
     try:
+        if not is_quantized(config):
+            files = tensor_files(source, getattr(config, "transformers_weights", None))
+            require_plain_numbers(source, formats_of([path for path in files if path.suffix == ".bin"]))
         return loader_of(config).from_pretrained(
-            source.folder, dtype=dtype, output_loading_info=True, local_files_only=True, **options
+            source.folder,
+            dtype=dtype,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # so that they are told: `require_whole` refuses them
+            **options,
         )
     except (SafetensorError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
         is_known = not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error)
-        if is_quantized(config) and not is_known:
+        if not is_known and (is_quantized(config) or "conversion of the weights" in str(error)):
             raise cannot_be_loaded(source, config, error) from error
         if not is_known:
             raise
@@ -44,6 +66,64 @@ def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype
         ) from error
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise cannot_be_loaded(source, config, error) from error
+
+
+def formats_of(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Every tensor of files of torch.save with its number format, without reading it."""
+    for path in files:
+        tensors = torch.load(path, map_location="meta", weights_only=True, mmap=is_zipfile(path))
+        for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
+            yield name, str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+
+
+def require_whole(source: Source, model: Any, facts: TargetFacts, info: Mapping[str, Any]) -> None:
+    """Raises UserError for a parameter that the tensor files leave unset, and for a tensor that the decoder leaves out.
+
+    `info` is transformers' loading info: what a family declares ignorable is not in it any more.
+    """
+    absent = sorted(info["missing_keys"])
+    mismatched = sorted(info["mismatched_keys"])  # (name, shape in the files, shape in the model)
+    if absent:
+        raise wrong_shape(source, absent[0], len(absent) + len(mismatched))
+    if mismatched:
+        name, found, shape = mismatched[0]
+        raise wrong_shape(
+            source, name, len(mismatched), f": it is {list(found)}, by config.json it would be {list(shape)}"
+        )
+    is_own = tensors_of_decoder(model, facts)
+    left_out = sorted(key for key in info["unexpected_keys"] if is_own(key))
+    if left_out:
+        raise UserError(
+            f"target {source.name!r}: its weights hold {left_out[0]!r} ({len(left_out)} such tensors), which a "
+            f"{type(model).__name__} with this config.json does not read",
+            "a decoder and a head that take every tensor of theirs: biases, scales and layers change what it says",
+            "copy the config.json that belongs to these weights, or update transformers",
+        )
+
+
+def tensors_of_decoder(model: Any, facts: TargetFacts) -> Callable[[str], bool]:
+    """Says of a tensor's name whether it is one of the decoder's layers, norm or embedding, or of the head.
+
+    By the names of the model's modules. False for the other parts of a multimodal model, and for the layers that
+    predict further tokens (MTP), which some families number on behind the decoder's own.
+    """
+    text = text_config(model.config)
+    adapter = adapter_of(text.model_type)
+    names = {id(module): name for name, module in model.named_modules()}
+    ends = [names.get(id(part), "") for part in (model.get_input_embeddings(), model.get_output_embeddings())]
+    single = {adapter.norm, *(name.rpartition(".")[2] for name in ends if name)}
+    around = WRAPPINGS | set(names.get(id(adapter.decoder(model)), "").split("."))
+    predicting = range(facts.num_layers, facts.num_layers + (getattr(text, "num_nextn_predict_layers", None) or 0))
+
+    def is_own(key: str) -> bool:
+        parts = list(dropwhile(lambda part: part in around, key.split(".")))
+        if HARMLESS.search(key) or not parts:
+            return False
+        if parts[0] == "layers" and len(parts) > 1 and parts[1].isdecimal():
+            return int(parts[1]) not in predicting
+        return parts[0] in single
+
+    return is_own
 
 
 def require_known_quantization(source: Source, config: Any) -> None:

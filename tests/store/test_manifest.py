@@ -63,6 +63,14 @@ def test_the_report_of_the_data_is_no_identity(manifest: Manifest) -> None:
     assert differences(manifest, replace(manifest, data={**manifest.data, "report": {"lines_in": 4}})) == []
 
 
+def test_a_later_fact_is_compared_where_both_have_it(manifest: Manifest) -> None:
+    """Stores written before it was there still open, resume and train."""
+    before = replace(manifest, target={k: v for k, v in manifest.target.items() if k != "config_sha256"})
+    one, other = (replace(before, target={**before.target, "config_sha256": value}) for value in ("aa", "bb"))
+    assert differences(before, one) == differences(one, before) == []
+    assert differences(one, other) == [("target.config_sha256", "aa", "bb")]
+
+
 def test_no_store_here(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no store at"):
         read_manifest(tmp_path)

@@ -98,3 +98,26 @@ def test_hooks_stay_outside(target: HfTarget) -> None:
     for _ in range(3):
         target.record(ids, counts, (1,), shape=(2, 64))
     assert len(calls) == 3
+
+
+def test_a_forward_of_its_own_is_put_back(target: HfTarget) -> None:
+    """accelerate sets one on each layer, with its hooks, where several GPUs hold a target."""
+    calls: list[int] = []
+
+    def hooked(number: int, forward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls.append(number)
+            return forward(*args, **kwargs)
+
+        return run
+
+    first, *others = target.decoder.layers
+    first.forward = own = hooked(0, first.forward)
+    target.__dict__["compiled"] = CompiledLayers(target.decoder, backend="eager")
+    ids, counts = batch([10, 9])
+    target.record(ids, counts, (1,), shape=(2, 64))
+    assert vars(first)["forward"] is own
+    assert all("forward" not in vars(layer) for layer in others)
+    calls.clear()
+    target.record(ids, counts, (1,))
+    assert calls == [0]

@@ -1,6 +1,7 @@
 """Where a target is found, and what is said when it is not."""
 
 import json
+import shutil
 import struct
 import sys
 from importlib import invalidate_caches
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dflash_offline import UserError
 from dflash_offline.extract.targets import source
+from dflash_offline.extract.targets.facts import read_facts
 from dflash_offline.extract.targets.fingerprint import (
     BLOCK_BYTES,
     WHOLE_FILE_BYTES,
@@ -17,7 +20,10 @@ from dflash_offline.extract.targets.fingerprint import (
     tokenizer_sha256,
     weights_sha256,
 )
+from dflash_offline.extract.targets.hf import load_target
 from dflash_offline.extract.targets.source import locate, tensor_files
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 
 def test_the_packaged_target_is_there() -> None:
@@ -52,6 +58,55 @@ def test_folders_that_are_no_target(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
     with pytest.raises(UserError, match=r"names 'x.safetensors', which is not there"):
         tensor_files(locate(str(tmp_path), weights=True))
+
+
+def test_the_files_are_those_that_transformers_loads(family_folder: Any, tmp_path: Path) -> None:
+    """Of whatever a folder holds beside them: what is fingerprinted is what is recorded."""
+    folder = shutil.copytree(family_folder("llama"), tmp_path / "t")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {}
+    for number, name in enumerate(("single", "shards", "pickled", "pickles"), start=1):
+        names[name] = {key: tensor * number for key, tensor in tensors.items()}
+    save_file(names["single"], folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(names["shards"], folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    torch.save(names["pickled"], folder / "pytorch_model.bin")
+    torch.save(names["pickles"], folder / "pytorch_model-00001-of-00001.bin")
+    for index, file in (
+        ("model.safetensors.index.json", "model-00001-of-00001.safetensors"),
+        ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"),
+    ):
+        content = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
+        (folder / index).write_text(json.dumps(content))
+    order = ["model.safetensors", "model-00001-of-00001.safetensors"]
+    order += ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin"]
+    for number, (name, found) in enumerate(zip(source.WEIGHTS_NAMES, order), start=1):
+        assert [path.name for path in tensor_files(locate(str(folder), weights=True))] == [found]
+        head = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).lm_head.weight
+        assert torch.equal(head, tensors["lm_head.weight"] * number)
+        (folder / name).unlink()
+
+
+def test_an_index_that_is_left_over_is_not_read(case_target: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    for index in source.WEIGHTS_NAMES[1::2]:
+        (folder / index).write_text(json.dumps({"weight_map": {"a": "gone-00001-of-00002"}}))
+    assert [path.name for path in tensor_files(locate(str(folder), weights=True))] == ["model.safetensors"]
+
+
+def test_a_file_that_the_config_names_comes_first(case_target: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    found = locate(str(folder), weights=True)
+    with pytest.raises(UserError, match="holds no weights"):
+        tensor_files(found, "other.safetensors")
+    tensors = {key: 2 * tensor for key, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
+    before = read_facts(str(folder))
+    content = json.loads((folder / "config.json").read_text()) | {"transformers_weights": "other.safetensors"}
+    (folder / "config.json").write_text(json.dumps(content))
+    target = load_target(str(folder))
+    assert target.facts.weights_sha256 != before.weights_sha256
+    assert torch.equal(target.model.get_input_embeddings().weight, tensors["model.embed_tokens.weight"])
 
 
 def test_gguf_files(tmp_path: Path) -> None:
