@@ -21,6 +21,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from . import UserError
 from .toml_file import read_table, toml, toml_content, toml_key
 
+MOST_WAIT_S = 1e6  # of a setting in seconds: the system's polls take little more
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # of any number of digits, int() may fail
 T = TypeVar("T")
 Config = TypeVar("Config")

@@ -251,3 +251,10 @@ def test_a_working_folder_that_is_not_utf8_is_refused(
     with pytest.raises(SystemExit):
         main(["train"])
     assert "error: the working folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [ExtractConfig, PrepareConfig, TrainConfig])
+@pytest.mark.parametrize("stall_s", ["0", "-1", "1e7", "inf", "nan"])
+def test_a_wait_that_no_poll_can_take_is_refused(config: type, stall_s: str) -> None:
+    with pytest.raises(UserError, match="stall_s"):
+        resolve(config, name="any", overrides=[f"stall_s={stall_s}"])

@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import UserError
-from ..settings import require, section, setting
+from ..settings import MOST_WAIT_S, require, section, setting
 from .kinds import CAUSAL_CHOICES, named_layers
 from .rank import named_devices
 
-MOST_STEPS, MOST_ROW_TOKENS, MOST_S = 10**12, 2**22, 1e6
+MOST_STEPS, MOST_ROW_TOKENS = 10**12, 2**22
 WIDTHS = {"window": 10**9, "intermediate_size": 2**24, "num_heads": 4096, "num_kv_heads": 4096, "head_dim": 4096}
 """Upper bounds: far beyond what anyone trains, and within what the numbers of numpy, torch and the system hold."""
 
@@ -208,7 +208,7 @@ class TrainConfig:
         flag="--devices",
     )
     epochs: float = setting(6.0, "passes over the store", flag="--epochs", idle_beside="steps")
-    steps: int | None = setting(None, "optimizer updates; overrides --epochs", flag="--steps")
+    steps: int | None = setting(None, "optimizer updates, in place of --epochs", flag="--steps")
     stop_at: int | None = setting(
         None, "step to stop at for now, after an exam and a checkpoint; the schedule stays that of all steps"
     )
@@ -262,7 +262,7 @@ class TrainConfig:
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
         require(reading is None or 1 <= reading <= 4, "loader_threads", reading, "1 to 4 threads")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
-        require(0 < self.stall_s <= MOST_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
+        require(0 < self.stall_s <= MOST_WAIT_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
         require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more, finite")
         require(len(set(self.sinks)) == len(self.sinks), "sinks", self.sinks, "each sink once")
