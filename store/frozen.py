@@ -189,9 +189,9 @@ def check_tensors(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> None:
         raise damaged(path, system_reason(error)) from error
 
 
-def stream_crc32c(file: BufferedReader, size_bytes: int) -> int:
+def stream_crc32c(file: BufferedReader, size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
     """crc32c of the next bytes of a file, read piece by piece; of what is there where the file ends early."""
-    crc, buffer = 0, np.empty(min(size_bytes, PIECE_BYTES), dtype=np.uint8)
+    crc, buffer = 0, np.empty(min(size_bytes, piece_bytes), dtype=np.uint8)
     while size_bytes:
         count = file.readinto(buffer[:size_bytes].data)
         if not count:

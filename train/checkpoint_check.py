@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import torch
 from torch import Tensor
 
+from ..store.frozen import stream_crc32c
 from .drafter import Drafter
 from .facts import RunFacts
 from .loop_state import LoopState, Unfit
@@ -29,11 +29,8 @@ OPTIMIZER = {
 
 def file_checksum(path: Path) -> int:
     """crc32c of a file, read in pieces."""
-    found = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(PIECE_BYTES):
-            found = google_crc32c.extend(found, piece)
-    return found
+    with path.open("rb") as file:
+        return stream_crc32c(file, path.stat().st_size, PIECE_BYTES)
 
 
 def require_same_bytes(path: Path, checksums: Mapping[str, int] | None) -> None:

@@ -48,10 +48,9 @@ def tokens_of(value: Mapping[str, Any]) -> Tokens:
     if "attention_mask" in value:
         kept = unpadded(mask_of(value["attention_mask"], len(ids), "attention_mask"))
     require_one_text(value, kept, len(ids))
-    if "attention_mask" in value:
-        if kept.start and PROMPT_KEY in masks:
-            raise LeftOut("broken prompt length", f"{kept.start} ids of padding come first: does it count them?")
-        ids, masks = ids[kept], {key: mask[kept] for key, mask in masks.items()}
+    if kept.start and PROMPT_KEY in masks:
+        raise LeftOut("broken prompt length", f"{kept.start} ids of padding come first: does it count them?")
+    ids, masks = ids[kept], {key: mask[kept] for key, mask in masks.items()}
     name, mask = next(iter(masks.items()), ("", np.zeros(len(ids), bool)))
     for other, another in masks.items():
         if not np.array_equal(mask, another):

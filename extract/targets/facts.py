@@ -160,8 +160,9 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
     files = tensor_files(source, getattr(config, "transformers_weights", None))
     check_tensor_files(source, files)
     if not is_quantized(config):
-        require_plain_numbers(source, ((name, kind) for name, (kind, _) in stored_tensors(files).items()))
-        require_matrix_shapes(source, files, (vocab_size, hidden), is_tied=is_tied)
+        stored = stored_tensors(files)
+        require_plain_numbers(source, ((name, kind) for name, (kind, _) in stored.items()))
+        require_matrix_shapes(source, stored, (vocab_size, hidden), is_tied=is_tied)
     parts: dict[str, Any] = tokenizer_facts(tokenizer) | {"eos_ids": stop_ids(source, config, tokenizer)}
     return TargetFacts(
         name=source.name,

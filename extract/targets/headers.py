@@ -16,6 +16,7 @@ from .source import Source
 PACKED_DTYPES = re.compile(r"[IU]8|F8_\w+|F4\w*|u?int8|float8_\w+|float4_\w+")
 """One byte or less a number, in the words of safetensors and of torch."""
 MASKS = ("bias", "masked_bias")  # causal masks of 1 byte that old checkpoints hold as buffers of these names
+Stored = dict[str, tuple[str, tuple[int, ...]]]
 MATRICES = re.compile(r"(?:(?:model|language_model)\.)*(embed_tokens|lm_head)\.weight")
 
 
@@ -60,9 +61,9 @@ def read_header(path: Path) -> tuple[int, dict[str, dict[str, Any]]] | None:
     return length, entries
 
 
-def stored_tensors(files: Sequence[Path]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def stored_tensors(files: Sequence[Path]) -> Stored:
     """Number format and shape of every tensor in sound safetensors files."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    found: Stored = {}
     for path in files:
         if path.suffix == ".safetensors" and (header := read_header(path)) is not None:
             found |= {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header[1].items()}
@@ -87,12 +88,12 @@ def require_plain_numbers(source: Source, formats: Iterable[tuple[str, str]]) ->
         )
 
 
-def require_matrix_shapes(source: Source, files: Sequence[Path], shape: tuple[int, int], *, is_tied: bool) -> None:
+def require_matrix_shapes(source: Source, stored: Stored, shape: tuple[int, int], *, is_tied: bool) -> None:
     """Refuses an embedding or a head of another shape than [V, H] of the config: cheap, and before a store is made.
 
     Other tensors are compared when they are loaded: their names and layouts differ by family.
     """
-    for name, (_, found) in sorted(stored_tensors(files).items()):
+    for name, (_, found) in sorted(stored.items()):
         match = MATRICES.fullmatch(name)
         if match and found != shape and not (is_tied and match[1] == "lm_head"):
             raise wrong_shape(source, name, 1, f": it is {list(found)}, config.json says {list(shape)}")
