@@ -220,8 +220,8 @@ class Recorder:
     def hand_over(self, writer: StateWriter) -> None:
         """Copies the batch before the one that was sent last into the writer's memory, judges it and hands it over.
 
-        The copy starts when the forward behind it has been sent whole. Before: a forward of transformers begins by
-        asking the device for one number, and the host would get it behind the copy, with the device idle meanwhile.
+        The copy starts when the forward behind it has been sent whole: where a forward asks the device for a number
+        after all, the host would get it behind the copy, with the device idle meanwhile.
         """
         sent, self.pending = self.pending, None
         if sent is None:

@@ -23,7 +23,7 @@ from .configs import config_of, is_quantized, text_config
 from .facts import facts_of, load_tokenizer, read_facts, resolve_dtype, tokenizer_facts, tokenizer_of
 from .frozen_parts import frozen_parts, logits_from, parts_of
 from .kernels import distributions, hide_gpu_kernels, kernel_note, kernels_of, mute_fallbacks, slow_kernels
-from .layers import copied_outputs, find_decoder, first_layers
+from .layers import copied_outputs, find_decoder, first_layers, unpacked_rows
 from .loading import from_pretrained, require_whole
 from .session import Session, greedy_answers, require_right_cache
 from .source import locate
@@ -126,7 +126,8 @@ class HfTarget:
         """
         check_taps(tap_layers, self.facts.num_layers)
         assert lengths.shape == ids.shape[:1], f"{len(lengths)} lengths for {len(ids)} samples"
-        assert 1 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1], f"lengths {lengths.tolist()}"
+        counts = lengths.tolist()
+        assert 1 <= min(counts) <= max(counts) <= ids.shape[1], f"lengths {counts}"
         num_samples, longest = ids.shape
         ids = ids.to(self.device, non_blocking=True)
         if shape is not None:
@@ -140,7 +141,8 @@ class HfTarget:
             depth = self.facts.num_layers
             places[depth - 1] = final
         layers = nullcontext() if shape is None else self.compiled.used(shape)
-        with copied_outputs(self.decoder, self.adapter, places), first_layers(self.decoder, depth), layers:
+        caught, shortened = copied_outputs(self.decoder, self.adapter, places), first_layers(self.decoder, depth)
+        with caught, shortened, unpacked_rows(), layers:
             self.decoder(input_ids=ids, use_cache=False)
         taps = taps[:, :num_samples, :longest]
         return taps, None if final is None else final[:num_samples, :longest]

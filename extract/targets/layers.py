@@ -1,4 +1,4 @@
-"""A target's decoder, its layers and the states that they give: found, cut off, caught.
+"""A target's decoder, its layers and the states that they give: found, cut off, caught; run without a question.
 
 Knows the layout that an adapter describes. Knows nothing of facts other than the number of layers.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import masking_utils
 
 from ... import UserError
 from .adapter import Adapter
@@ -40,6 +41,21 @@ def first_layers(decoder: Any, count: int) -> Iterator[None]:
         yield
     finally:
         decoder.layers = whole
+
+
+@contextmanager
+def unpacked_rows() -> Iterator[None]:
+    """Inside, transformers takes no row for several packed texts, and so does not ask the device whether it is one.
+
+    Without a mask it looks at the positions of every forward, on the device: the host would wait there for all that it
+    sent before, with nothing sent behind it. A row of ours is one text, its positions are 0, 1, 2, ...
+    """
+    asked = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asked
 
 
 @contextmanager

@@ -67,8 +67,9 @@ class Bench:
         print(f"{name:28} {value:14,.4f} {unit}", flush=True)  # a run that is cut off keeps them in its output
 
     def lay_out(self, folder: Path, codec: str, workers: tuple[str, ...] | None = None) -> Survey:
-        own = workers or (self.args.device,)
-        return lay_out(folder / "store", codec, self.facts, self.samples, own, self.args.token_budget)
+        """For the target of this process in one group, for workers that are compared in the same groups each time."""
+        own, budget = workers or (self.args.device,), self.args.token_budget
+        return lay_out(folder / "store", codec, self.facts, self.samples, own, budget, in_one_group=workers is None)
 
     def recorded(self, folder: Path, codec: str) -> float:
         """Seconds until the store is committed."""

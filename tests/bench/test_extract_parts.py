@@ -29,7 +29,7 @@ def test_a_made_target_fills_a_store_that_verifies(tmp_path: Path) -> None:
 
     target = make_target("tiny", "cpu")
     samples = write_samples(tmp_path / "data", 6, longest=60)
-    found = lay_out(tmp_path / "store", "int8:4", target.facts, samples, ("cpu",), 256)
+    found = lay_out(tmp_path / "store", "int8:4", target.facts, samples, ("cpu",), 256, in_one_group=True)
     bare = Bare(found, target)
     assert sum(ids.numel() for ids in bare.batches) >= int(found.plan.lengths.sum())
     bare()

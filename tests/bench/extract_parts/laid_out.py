@@ -30,17 +30,24 @@ def write_samples(folder: Path, count: int, longest: int = LONGEST) -> SampleTab
 
 
 def lay_out(
-    store: Path, codec: str, facts: TargetFacts, samples: SampleTable, workers: tuple[str, ...], token_budget: int
+    store: Path,
+    codec: str,
+    facts: TargetFacts,
+    samples: SampleTable,
+    workers: tuple[str, ...],
+    token_budget: int,
+    *,
+    in_one_group: bool,
 ) -> Survey:
     """A new store in `store`, its plan, and who is to fill it.
 
-    One worker has all samples in one segment, and so in one group, as full as those of a large store: segments of so
-    few samples would be small, and batches inside their groups too. Several workers share the usual ones.
+    In one group, all samples lie in one segment, and batches are as full as those of a large store: segments of so few
+    samples would be small, and batches inside their groups too. Several workers need several groups to share.
     """
     taps = default_taps(facts.num_layers)
     width = bytes_per_position(len(taps), facts.hidden_size, codec=codec)
     whole = power_of_two_from(int(aligned(samples.column("num_recorded").astype(np.int64)).sum()))
-    plan = make_plan(samples, bytes_per_position=width, segment_positions=whole if len(workers) == 1 else None)
+    plan = make_plan(samples, bytes_per_position=width, segment_positions=whole if in_one_group else None)
     manifest = Manifest(
         target=facts.as_plain(),
         data={},

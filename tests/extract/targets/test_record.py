@@ -8,6 +8,7 @@ from dflash_offline import UserError
 from dflash_offline.extract.targets.hf import HfTarget, load_target
 from dflash_offline.extract.targets.layers import first_layers
 from target_families import VERIFIED
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TARGETS = ["t16-tied", "t19-hybrid", *VERIFIED]
 
@@ -141,3 +142,32 @@ def test_states_on_a_gpu_agree_with_the_cpu(case_target: Any) -> None:
             torch.testing.assert_close(
                 got[:, row, :length].float().cpu(), expected[:, row, :length], rtol=tolerance, atol=tolerance
             )
+
+
+class Asked(TorchDispatchMode):
+    """Counts the numbers that the host asks a tensor for: on a GPU each would wait for all that was sent before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_recording_asks_the_device_for_nothing(loaded: Any, name: str) -> None:
+    target = loaded(name)
+    ids, counts = batch(target, [24, 9, 17])
+    with Asked() as asked:
+        target.record(ids, counts, (0, 2))
+    assert asked.count == 0
+
+
+def test_a_forward_by_itself_does_ask(loaded: Any) -> None:
+    """Whether its rows hold several texts: what `record` knows."""
+    target = loaded("t16-tied")
+    with Asked() as asked, torch.no_grad():
+        target.decoder(input_ids=batch(target, [24, 9, 17])[0], use_cache=False)
+    assert asked.count == 1
