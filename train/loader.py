@@ -131,14 +131,14 @@ class Loader:
     """The trainer's end: starts the process, waits for its rows, gives slots back, stops it.
 
     `row` raises what the process raised, ChildDied where it died, and Stalled where no row came within
-    `stall_s` seconds; `beat` is called about once a second while it waits. `wait_s` sums its waiting, `num_ready`
-    counts the rows that lay ready when one was last asked for.
+    `stall_s` seconds; `beat` is called about once a second while it waits. `num_ready` counts the rows that lay ready
+    when one was last asked for.
     """
 
     def __init__(self, plan: LoaderPlan, *, slots: int, stall_s: float, beat: Callable[[], None]) -> None:
         self.plan, self.num_slots, self.stall_s, self.beat = plan, slots, stall_s, beat
         self.ready: deque[Told] = deque()
-        self.wait_s, self.num_ready = 0.0, 0
+        self.num_ready = 0
         self.next = plan.start
 
     def __enter__(self) -> "Loader":
@@ -168,11 +168,9 @@ class Loader:
 
     def take(self) -> LoadedRow:
         """The next row of the run, for whoever gives it back later; at most `num_slots` are out at a time."""
-        started = time.monotonic()
         self.look()
         self.num_ready = len(self.ready)
-        told = self.wait_for_row(started + self.stall_s)
-        self.wait_s += time.monotonic() - started
+        told = self.wait_for_row(time.monotonic() + self.stall_s)
         self.next = Place(told.place.epoch, told.place.row + self.plan.num_ranks)
         memory = self.ring.slot(told.number)
         return LoadedRow(*told, memory, self.plan.slot.view(memory))

@@ -22,6 +22,7 @@ from ..watch import Channel
 from .batch import RowBatch
 from .checkpoint import LoopState
 from .checkpoint_writer import CheckpointWriter
+from .clock import StepClock
 from .device import compiled_once
 from .drafter import Drafter
 from .exam import examine
@@ -41,7 +42,7 @@ from .replay import choose_graph
 from .restore import restore, start_from
 from .rows_left import plan_rows
 from .run import Run, interval
-from .speed import measured_peak, speed_numbers, throughput
+from .speed import StepSpeed, measured_peak, row_numbers
 from .staging import Staged, StagedRow
 from .step import TrainStep
 from .telling import Telling
@@ -114,7 +115,8 @@ class Trainer:
             compiled_once(self.device),
         ):
             noise = TapNoise(self.facts.noise, self.facts.seed, self.device) if self.facts.noise else None
-            self.rows = Staged(self.loader, self.device, noise=noise, graph_pool=self.step.graph_pool)
+            self.clock = StepClock(self.device)
+            self.rows = Staged(self.loader, self.device, self.clock, noise=noise, graph_pool=self.step.graph_pool)
             if self.examine_if_due() and is_resumed:  # the run was told to end before this exam
                 self.save()
             while self.state.step < self.last_step and not self.is_ending:
@@ -161,7 +163,7 @@ class Trainer:
 
     def update(self) -> None:
         """One optimizer update on the next rows of the run."""
-        started, waited_s = time.monotonic(), self.loader.wait_s
+        self.clock.begin()
         self.writer.check()
         self.step.reset()
         rows = [self.add_row(number) for number in range(self.num_own_rows)]
@@ -179,13 +181,18 @@ class Trainer:
         self.rows.stage(self.batch)
         epoch, next_row = rows[0].after
         self.state = replace(self.state, step=self.state.step + 1, epoch=epoch, row=next_row)
-        step_s = time.monotonic() - started
-        known = throughput(self.facts, self.state.step, counts, step_s, self.loader.wait_s - waited_s)
-        known |= speed_numbers(rows, counts.num_tokens, step_s, self.device, self.peak_flops)
+        known = row_numbers(self.facts, self.state.step, counts, rows, self.device)
+        speed = StepSpeed(
+            times=self.clock.end(),
+            num_tokens=counts.num_tokens,
+            num_positions=self.facts.rows_per_step * self.facts.shape.anchors * self.facts.shape.block_size,
+            flops=sum(row.flops for row in rows),
+            peak_flops=self.peak_flops,
+        )
         if self.ranks.count > 1:
             known["reduce_s"] = reduce_s
         self.pending = PendingUpdate.of(
-            self.state.step, update, self.step.sums, known, named, self.running_losses.clone()
+            self.state.step, update, self.step.sums, known, speed, named, self.running_losses.clone()
         )
 
     def add_row(self, number: int) -> StagedRow:

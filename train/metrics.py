@@ -53,8 +53,10 @@ DEFINITIONS = {
     "num_samples": "samples in the step's rows, count",
     "num_tokens": "tokens of samples in the step's rows, padding not counted",
     "fill": "num_tokens over all tokens of the step's rows, 0 to 1",
-    "step_s": "wall time of the update: its rows, forward, backward and optimizer (exams and checkpoints not), seconds",
-    "wait_s": "the part of step_s in which the trainer waited for the loader, seconds",
+    "step_s": "time of the update on the device: its rows, forward, backward and optimizer (exams and checkpoints "
+    "not), seconds",
+    "wait_s": "the part of step_s in which the device had nothing to compute because the next row was not there, "
+    "seconds",
     "reduce_s": "with several ranks: how long rank 0 waited for the others and the gradients were summed, seconds",
     "rate_tok_s": "num_tokens over step_s",
     "rate_block_tok_s": "draft positions of the step's rows, slot 0 and spare slots counted, over step_s",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .guards import Suspect
 from .optim import Update, require_sound
+from .speed import StepSpeed
 from .step import StepSums
 
 
@@ -39,6 +40,7 @@ class PendingUpdate:
     lr: float
     copy: HostCopy  # the sums' values, then the gradient's norm
     known: dict[str, Any]
+    speed: StepSpeed | None = None
     rows: tuple[Suspect, ...] = ()  # of this rank
     running_losses: Tensor | None = None  # [rows of this rank] sum of losses after each of them
 
@@ -48,12 +50,13 @@ class PendingUpdate:
         update: Update,
         sums: StepSums,
         known: dict[str, Any],
+        speed: StepSpeed | None = None,
         rows: Sequence[Suspect] = (),
         running_losses: Tensor | None = None,
     ) -> "PendingUpdate":
         """Starts the copy; the sums may be zeroed after it, `running_losses` must stay."""
         copy = HostCopy(torch.cat([sums.values, update.gradient_norm[None]]))
-        return PendingUpdate(step, update.lr, copy, known, tuple(rows), running_losses)
+        return PendingUpdate(step, update.lr, copy, known, speed, tuple(rows), running_losses)
 
     def numbers(self, sums: StepSums) -> dict[str, Any]:
         """Everything that metrics.jsonl says of the update; waits for the device to have done it.
@@ -64,4 +67,5 @@ class PendingUpdate:
         *values, norm = self.copy.read()
         weight = values[sums.HEAD.index("weight")]
         require_sound(self.step - 1, weight, norm, values[sums.HEAD.index("loss")])
-        return sums.named(values) | {"weight": weight, "lr": self.lr, "grad_norm": norm} | self.known
+        speed = {} if self.speed is None else self.speed.numbers()
+        return sums.named(values) | {"weight": weight, "lr": self.lr, "grad_norm": norm} | self.known | speed

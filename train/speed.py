@@ -3,10 +3,12 @@
 import resource
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .clock import StepTimes
 from .facts import RunFacts
 from .order import RowCounts
 from .staging import StagedRow
@@ -39,36 +41,46 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float | None:
     return 2 * PEAK_SIZE**3 * PEAK_CALLS / statistics.median(taken_ms[1:]) * 1e3
 
 
-def throughput(facts: RunFacts, step: int, counts: RowCounts, step_s: float, wait_s: float) -> dict[str, float]:
-    """What the rows of update `step` held, those of all ranks, and how fast they went."""
-    shape, num_rows = facts.shape, facts.rows_per_step
+def row_numbers(
+    facts: RunFacts, step: int, counts: RowCounts, rows: Sequence[StagedRow], device: torch.device
+) -> dict[str, Any]:
+    """What update `step` worked on, by the names of metrics.jsonl: known as soon as it was sent to the device.
+
+    `counts` are those of the rows of all ranks, `rows` this rank's.
+    """
     return {
-        "epoch": step * num_rows / facts.rows_per_epoch,
+        "epoch": step * facts.rows_per_step / facts.rows_per_epoch,
         "num_samples": counts.num_samples,
         "num_tokens": counts.num_tokens,
         "num_blocks": counts.num_anchors,
-        "fill": counts.num_tokens / (num_rows * shape.row_tokens),
-        "step_s": step_s,
-        "wait_s": wait_s,
-        "rate_block_tok_s": num_rows * shape.anchors * shape.block_size / step_s,
-    }
-
-
-def speed_numbers(
-    rows: Sequence[StagedRow], num_tokens: int, step_s: float, device: torch.device, peak_flops: float | None
-) -> dict[str, Any]:
-    """Rates, memory and queue of an update, by their names in metrics.jsonl.
-
-    `rows` are this rank's, `num_tokens` those of all ranks.
-    """
-    rate = sum(row.flops for row in rows) / step_s
-    return {
-        "rate_tok_s": num_tokens / step_s,
-        "rate_tflops": rate / 1e12,
+        "fill": counts.num_tokens / (facts.rows_per_step * facts.shape.row_tokens),
         "memory_peak_bytes": memory_peak_bytes(device),
         "rows_ready": statistics.mean(row.num_ready for row in rows),
-        **({} if peak_flops is None else {"mfu": rate / peak_flops}),
     }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSpeed:
+    """How fast an update was, to be read when the device has done it."""
+
+    times: StepTimes
+    num_tokens: int  # of all ranks
+    num_positions: int  # draft positions of all ranks' rows, spare ones too
+    flops: float  # of this rank's rows
+    peak_flops: float | None
+
+    def numbers(self) -> dict[str, float]:
+        """Times and rates by their names in metrics.jsonl; waits for the end of the update."""
+        step_s = self.times.step_s()
+        rate = self.flops / step_s
+        return {
+            "step_s": step_s,
+            "wait_s": self.times.wait_s(),
+            "rate_block_tok_s": self.num_positions / step_s,
+            "rate_tok_s": self.num_tokens / step_s,
+            "rate_tflops": rate / 1e12,
+            **({} if self.peak_flops is None else {"mfu": rate / self.peak_flops}),
+        }
 
 
 def memory_peak_bytes(device: torch.device) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .batch import RowBatch, RowTensors
+from .clock import StepClock
 from .flops import row_flops
 from .loader import LoadedRow, Loader
 from .noise import TapNoise
@@ -39,14 +40,21 @@ class Staged:
     `load` fills a batch with the next row; `stage`, called once its computation was sent to the device, starts the copy
     of the one after. A slot goes back to the loader when its copy is done, which is looked up whenever a row is taken;
     the host waits for a copy only where every slot of the ring is still out. With a `graph_pool` (CUDA alone) the
-    third batch and every later one is filled by one CUDA graph: all must be the same batch.
+    third batch and every later one is filled by one CUDA graph: all must be the same batch. `clock` is told of each
+    wait for a row.
     """
 
     def __init__(
-        self, loader: Loader, device: torch.device, *, noise: TapNoise | None = None, graph_pool: Pool | None = None
+        self,
+        loader: Loader,
+        device: torch.device,
+        clock: StepClock,
+        *,
+        noise: TapNoise | None = None,
+        graph_pool: Pool | None = None,
     ) -> None:
         slot = loader.plan.slot
-        self.loader, self.noise = loader, noise
+        self.loader, self.clock, self.noise = loader, clock, noise
         self.graph_pool, self.num_filled = graph_pool, 0
         self.replay: Replay | None = None
         self.num_left = loader.plan.num_own_rows  # to take
@@ -62,7 +70,8 @@ class Staged:
             self.take(batch)
         row, self.ahead = self.ahead, None
         assert row is not None
-        self.lanes.wait_for_copy()
+        with self.clock.waiting():
+            self.lanes.wait_for_copy()
         self.fill(batch)
         self.lanes.mark_read()
         if self.noise is not None:
@@ -87,7 +96,8 @@ class Staged:
 
     def take(self, batch: RowBatch) -> None:
         self.give_back()
-        row = self.loader.take()
+        with self.clock.waiting():
+            row = self.loader.take()
         self.num_left -= 1
         self.out.append((row, self.lanes.copy(torch.from_numpy(row.memory), self.memory)))
         flops = row_flops(batch.spec, row.arrays, batch.shape, has_teacher=batch.last is not None)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from dflash_offline.train.clock import StepClock
 from dflash_offline.train.device import compiled_once
 from dflash_offline.train.flops import mean_visible, step_flops, tokens_behind
 from dflash_offline.train.loss import equal_chunk
@@ -101,7 +102,7 @@ def put_bare(part: Part, ours: Ours, taken: StepTime) -> None:
 def staged_rows(rows: Rows, ours: Ours) -> Staged:
     """The rows as the trainer has the loader's."""
     loader: Any = rows
-    return Staged(loader, rows.device, graph_pool=ours.step.graph_pool)
+    return Staged(loader, rows.device, StepClock(rows.device), graph_pool=ours.step.graph_pool)
 
 
 def put_profile(part: Part, ours: Ours, staged: Staged) -> None:

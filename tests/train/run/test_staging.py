@@ -11,6 +11,7 @@ from dflash_offline import UserError
 from dflash_offline.store.reader import StoreReader
 from dflash_offline.train.batch import RowBatch
 from dflash_offline.train.checkpoint import list_steps
+from dflash_offline.train.clock import StepClock
 from dflash_offline.train.config import DrafterConfig
 from dflash_offline.train.loader import Loader, LoaderPlan
 from dflash_offline.train.noise import TapNoise
@@ -71,7 +72,13 @@ def staged(
 ) -> list[tuple[Any, list[torch.Tensor]]]:
     batch, found = batch_for(plan, device), []
     with opened(plan, slots) as loader:
-        rows = Staged(loader, device, noise=noise, graph_pool=torch.cuda.graph_pool_handle() if has_graph else None)
+        rows = Staged(
+            loader,
+            device,
+            StepClock(device),
+            noise=noise,
+            graph_pool=torch.cuda.graph_pool_handle() if has_graph else None,
+        )
         for number in range(NUM_ROWS):
             row = rows.load(batch)
             before = buffers(batch)
@@ -145,7 +152,7 @@ def test_a_slot_comes_back_when_its_copy_is_done_and_the_host_waits_only_for_a_f
     """Three slots, copies that never seem to end: the fourth row waits for the first copy, no earlier one does."""
     batch, device = batch_for(plan), SlowDevice()
     with opened(plan) as loader:
-        rows = Staged(loader, CPU)
+        rows = Staged(loader, CPU, StepClock(CPU))
         rows.lanes = device
         for _ in range(3):
             rows.load(batch)
