@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 
 from .. import UserError
+from .checksum import crc32c
 from .files import publish, unreadable
 
 CHECKSUM_KEY = "checksum"
@@ -104,9 +104,9 @@ def checksum(data: memoryview, places: Sequence[int], left_out: Sequence[tuple[i
     holes = [(place, 8, b"0" * 8) for place in places] + [(offset, size, b"") for offset, size in left_out]
     crc, start = 0, 0
     for offset, size, filling in sorted(holes):
-        crc = google_crc32c.extend(google_crc32c.extend(crc, array[start : max(start, offset)]), filling)
+        crc = crc32c(filling, crc32c(array[start : max(start, offset)], crc))
         start = offset + size
-    return google_crc32c.extend(crc, array[start:])
+    return crc32c(array[start:], crc)
 
 
 def damaged(path: Path, reason: str) -> UserError:

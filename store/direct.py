@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
 from .. import errno_name
 from ..progress import say
+from .checksum import crc32c
 from .files import NewFile
 
 BLOCK_BYTES = 4096  # memory, offset and length of a direct write are multiples of it
@@ -42,8 +42,6 @@ class Bounce(threading.local):
         whole = np.frombuffer(memory, dtype=np.uint8)
         start = -whole.ctypes.data % HUGE_PAGE_BYTES
         self.bytes = whole[start : start + BUFFER_BYTES]
-        self.readable = self.bytes.view()
-        self.readable.flags.writeable = False  # google_crc32c takes nothing else without a copy
         self.is_taken = False
 
 
@@ -144,7 +142,7 @@ class Filling:
 
     def __init__(self, file: DirectFile) -> None:
         self.file = file
-        self.bytes, self.readable = BOUNCE.bytes, BOUNCE.readable
+        self.bytes = BOUNCE.bytes
         self.filled = len(file.rest)
         self.bytes[: self.filled] = np.frombuffer(file.rest, dtype=np.uint8)
 
@@ -155,7 +153,7 @@ class Filling:
             filled = self.filled
             end = min(filled + size - start, BUFFER_BYTES)
             copy(source[start : start + end - filled], out=self.bytes[filled:end])
-            crc = google_crc32c.extend(crc, self.readable[filled:end])
+            crc = crc32c(self.bytes[filled:end], crc)
             start += end - filled
             self.advance(end)
         self.file.size_bytes += size

@@ -12,11 +12,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 
 from .. import UserError, system_reason
 from .buffers import flat_bytes
+from .checksum import crc32c
 from .files import NewFile, disk_errors, is_abandoned, publish, remove, unreadable
 from .manifest import ABSENT, LATER_FACTS, Manifest, checksum
 
@@ -55,7 +55,7 @@ def write_frozen(store_dir: Path, tensors: Mapping[str, "torch.Tensor"], config:
         name: {
             "dtype": str(tensors[name].dtype).removeprefix("torch."),
             "shape": list(tensors[name].shape),
-            "crc32c": f"{google_crc32c.value(array):08x}",
+            "crc32c": f"{crc32c(array):08x}",
         }
         for name, array in arrays.items()
     }
@@ -189,14 +189,14 @@ def check_tensors(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> None:
         raise damaged(path, system_reason(error)) from error
 
 
-def stream_crc32c(file: BufferedReader, size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
+def stream_crc32c(file: BufferedReader, size_bytes: int) -> int:
     """crc32c of the next bytes of a file, read piece by piece; of what is there where the file ends early."""
-    crc, buffer = 0, np.empty(min(size_bytes, piece_bytes), dtype=np.uint8)
+    crc, buffer = 0, np.empty(min(size_bytes, PIECE_BYTES), dtype=np.uint8)
     while size_bytes:
         count = file.readinto(buffer[:size_bytes].data)
         if not count:
             break
-        crc = google_crc32c.extend(crc, flat_bytes(buffer[:count]))
+        crc = crc32c(buffer[:count], crc)
         size_bytes -= count
     return crc
 

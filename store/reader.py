@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from .. import UserError, system_reason
 from .arrow_file import damaged
-from .buffers import flat_bytes, read_all
+from .buffers import flat_bytes
+from .checksum import crc32c
 from .geometry import array_geometries, segment_path
 from .index import Commits, columns, read_commits, read_consolidated, read_plan
 from .links import require_linked
@@ -28,12 +28,11 @@ from .segment_reader import SegmentReader
 from .slices import SegmentDamage, Slice
 from .slices_together import SlicePool
 from .tokens_file import tokens_name
-from .uncached import UncachedReads
 
 __all__ = ["COMPARED", "Request", "SampleIndex", "StoreReader", "current_commits", "open_tokens"]
 
 MAX_OPEN_SEGMENTS = 128
-MAX_THREADS = 4  # more bring nothing: checksums hold the interpreter's lock
+MAX_THREADS = 4  # as many as a disk was seen to need
 
 
 class Request(NamedTuple):
@@ -74,7 +73,7 @@ class StoreReader:
         self.table = SampleTable(self.store_dir / "plan", lazily=True)
         require_files(self.table, columns(plan_table)["tokens_file"])
         self.segments: OrderedDict[tuple[str, int], SegmentReader] = OrderedDict()
-        self.fill_bytes = UncachedReads() if uncached else read_all
+        self.is_uncached = uncached
         self.pool = SlicePool(threads)
 
     def __len__(self) -> int:
@@ -181,6 +180,8 @@ class StoreReader:
             group = requests[first : first + MAX_OPEN_SEGMENTS]
             slices = [self.slice(array, request, verify, encoded) for request in group]
             errors = self.pool.read(slices)
+            for wanted in slices if self.is_uncached else ():
+                wanted.drop()
             for request, wanted, error in zip(group, slices, errors):
                 if error is None and verify:
                     error = self.difference(array, request, wanted)
@@ -208,7 +209,7 @@ class StoreReader:
         if wanted.n < self.samples.n[i] or wanted.taps != list(range(geometry.taps)):
             return None
         committed = self.samples.crc32c if array == "hidden" else self.samples.last_crc32c
-        if google_crc32c.value(flat_bytes(wanted.checksums)) == committed[i]:
+        if crc32c(flat_bytes(wanted.checksums)) == committed[i]:
             return None
         path = segment_path(self.store_dir, array, int(self.samples.segment[i]))
         return SegmentDamage(path, "its states are not those of the commit", position=int(self.samples.position[i]))
@@ -222,7 +223,7 @@ class StoreReader:
         row = np.searchsorted(self.commits.file_bytes[:, 0], segment)
         sizes = dict(zip(self.geometries, self.commits.file_bytes[row, 1:].tolist()))
         path = segment_path(self.store_dir, array, segment)
-        reader = SegmentReader(path, self.geometries[array], file_bytes=sizes[array], fill=self.fill_bytes)
+        reader = SegmentReader(path, self.geometries[array], file_bytes=sizes[array])
         self.segments[key] = reader
         if len(self.segments) > MAX_OPEN_SEGMENTS:
             self.segments.popitem(last=False)[1].close()

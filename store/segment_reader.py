@@ -7,29 +7,24 @@ Knows no sample and no plan.
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
 from .buffers import read_all
+from .checksum import crc32c
 from .geometry import ABSENT, SegmentGeometry, require_planes, require_rows
 from .size import CHECKSUM_BYTES
 from .slices import BLOSC_HEADER_BYTES, DirectSlice, ScratchSlice, SegmentDamage, Slice
 
-Fill = Callable[[int, Sequence[memoryview], int], bool]  # as `buffers.read_all`
-
 
 class SegmentReader:
-    """One open segment with its checked index; `fill` reads its bytes (default: through the page cache)."""
+    """One open segment with its checked index."""
 
-    def __init__(
-        self, path: Path, geometry: SegmentGeometry, *, file_bytes: int | None = None, fill: Fill = read_all
-    ) -> None:
+    def __init__(self, path: Path, geometry: SegmentGeometry, *, file_bytes: int | None = None) -> None:
         self.path = path
         self.geometry = geometry
-        self.fill = fill
         try:
             self.fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
@@ -46,10 +41,10 @@ class SegmentReader:
             raise SegmentDamage(self.path, f"it has {size} bytes, its commit says {file_bytes}")
         self.data_bytes = size - g.index_bytes
         buffer = bytearray(g.index_bytes)
-        if self.data_bytes < 0 or not self.fill(self.fd, [memoryview(buffer)], self.data_bytes):
+        if self.data_bytes < 0 or not read_all(self.fd, [memoryview(buffer)], self.data_bytes):
             raise SegmentDamage(self.path, f"it has {size} bytes, too few for an index of {g.index_bytes}")
         data = bytes(buffer)
-        if struct.pack("<I", google_crc32c.value(data[:-CHECKSUM_BYTES])) != data[-CHECKSUM_BYTES:]:
+        if struct.pack("<I", crc32c(data[:-CHECKSUM_BYTES])) != data[-CHECKSUM_BYTES:]:
             raise SegmentDamage(self.path, "its index does not match its checksum")
         return np.frombuffer(data, dtype="<u8", count=g.num_chunks * g.taps * 2).reshape(g.num_chunks, g.taps, 2)
 

@@ -5,12 +5,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
 from .. import UserError
 from . import blosc_frame
 from .buffers import flat_bytes
+from .checksum import crc32c
 from .direct import DirectFile
 from .geometry import ABSENT, NAN_VALUE, SegmentGeometry, require_planes, require_rows
 from .size import CHECKSUM_BYTES
@@ -61,7 +61,7 @@ class SegmentWriter:
                     entries.append((offset, size))
                     offset += size
         self.index[first:last] = np.array(entries).reshape(last - first, g.taps, 2)
-        return google_crc32c.value(b"".join(checksums))
+        return crc32c(b"".join(checksums))
 
     def stored(self, rows: np.ndarray, encoded: bool) -> list[np.ndarray]:
         """The bytes of one chunk as stored, but for its checksum; a sample's last chunk is filled up."""
@@ -74,7 +74,7 @@ class SegmentWriter:
     def finish(self) -> int:
         """Writes the index, syncs and publishes; returns the bytes of the file."""
         index = self.index.tobytes()
-        self.file.write(index + struct.pack("<I", google_crc32c.value(index)))
+        self.file.write(index + struct.pack("<I", crc32c(index)))
         return self.file.finish()
 
     def abort(self) -> None:

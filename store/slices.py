@@ -11,9 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 
+from .buffers import drop_pages, read_all
+from .checksum import crc32c
 from .size import CHECKSUM_BYTES
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class Slice:
             self.read_piece(piece)
         return self.checksums
 
+    def drop(self) -> None:
+        """Gives up the pages of the page cache that it came through, and those between them."""
+        begin = int(self.offsets.min())
+        drop_pages(self.segment.fd, begin, int((self.offsets + self.sizes).max()) - begin)
+
     def read_piece(self, piece: Piece) -> None:
         """Reads and checks some chunks; raises SegmentDamage for the first that is cut off or changed."""
         raise NotImplementedError
@@ -132,51 +138,45 @@ class DirectSlice(Slice):
         self.plane_bytes = self.n * row_bytes
         self.head_bytes = self.head * row_bytes
         self.tail_bytes = len(self.checksums) * self.step - self.head_bytes - self.plane_bytes
-        planes = [plane.view(np.uint8).reshape(-1) for plane in self.out]
-        self.targets = [plane.data for plane in planes]
-        self.views = planes  # read only: google_crc32c takes those without a copy
-        for view in self.views:
-            view.flags.writeable = False
+        self.targets = [plane.view(np.uint8).reshape(-1).data for plane in self.out]
 
     @property
     def piece_bytes(self) -> int:
         return PIECE_BYTES if self.verify else UNCHECKED_PIECE_BYTES
 
     def read_piece(self, piece: Piece) -> None:
-        around = SCRATCH.bytes("around", self.width * (self.head_bytes + self.tail_bytes))
+        around = SCRATCH.bytes("around", self.width * (self.head_bytes + self.tail_bytes)).data
+        bodies = [self.body(number, around) for number in piece.numbers]
         buffers, stored = [], self.checksum_bytes.data
-        for number in piece.numbers:
-            row, column = divmod(number, self.width)
-            begin = row * self.step - self.head_bytes
-            if begin >= 0 and begin + self.step <= self.plane_bytes:
-                buffers.append(self.targets[column][begin : begin + self.step])
-            else:
-                buffers += map(memoryview, self.parts(begin, column, self.targets, around))
+        for number, body in zip(piece.numbers, bodies):
+            buffers += body
             buffers.append(stored[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES])
-        if not self.segment.fill(self.segment.fd, buffers, piece.offset):
+        if not read_all(self.segment.fd, buffers, piece.offset):
             raise self.damage("the file ends inside a chunk", piece.numbers[0])
         if self.verify:
-            self.check(piece, around)
+            self.check(piece, bodies)
 
-    def check(self, piece: Piece, around: np.ndarray) -> None:
-        around = around.view()
-        around.flags.writeable = False
-        for number, stored in zip(piece.numbers, self.checksums.reshape(-1)[piece.numbers].tolist()):
-            row, column = divmod(number, self.width)
-            begin = row * self.step - self.head_bytes
-            if begin >= 0 and begin + self.step <= self.plane_bytes:
-                crc32c = google_crc32c.value(self.views[column][begin : begin + self.step])
-            else:
-                crc32c = 0
-                for part in self.parts(begin, column, self.views, around):
-                    crc32c = google_crc32c.extend(crc32c, part)
-            if crc32c != stored:
+    def check(self, piece: Piece, bodies: list[list[memoryview]]) -> None:
+        all_stored = self.checksums.reshape(-1)[piece.numbers].tolist()
+        for number, body, stored in zip(piece.numbers, bodies, all_stored):
+            found = 0
+            for part in body:
+                found = crc32c(part, found)
+            if found != stored:
                 raise self.damage("a chunk does not match its checksum", number)
 
-    def parts(self, begin: int, column: int, planes: list[Any], around: np.ndarray) -> list[Any]:
+    def body(self, number: int, around: memoryview) -> list[memoryview]:
+        """Where a chunk's bytes go: into its plane, and what lies before and after the slice into `around`."""
+        row, column = divmod(number, self.width)
+        begin = row * self.step - self.head_bytes
+        if begin >= 0 and begin + self.step <= self.plane_bytes:
+            return [self.targets[column][begin : begin + self.step]]
+        return self.parts(begin, column, around)
+
+    def parts(self, begin: int, column: int, around: memoryview) -> list[memoryview]:
         """The up to three parts of a chunk at byte `begin` of a plane: before the slice, in it, after it."""
         place = column * (self.head_bytes + self.tail_bytes)
-        parts = [planes[column][max(0, begin) : begin + self.step]]
+        parts = [self.targets[column][max(0, begin) : begin + self.step]]
         if begin < 0:
             parts.insert(0, around[place : place + self.head_bytes])
         if begin + self.step > self.plane_bytes:
@@ -191,16 +191,14 @@ class ScratchSlice(Slice):
     def read_piece(self, piece: Piece) -> None:
         sizes = self.sizes[piece.numbers].tolist()
         data = SCRATCH.bytes("stored", sum(sizes))
-        if not self.segment.fill(self.segment.fd, [data.data], piece.offset):
+        if not read_all(self.segment.fd, [data.data], piece.offset):
             raise self.damage("the file ends inside a chunk", piece.numbers[0])
-        data = data.view()
-        data.flags.writeable = False
         must_match, end = self.verify or self.geometry.codec.is_compressed, 0
         for number, size in zip(piece.numbers, sizes):
             begin, end = end, end + size
-            body, crc32c = data[begin : end - CHECKSUM_BYTES], data[end - CHECKSUM_BYTES : end]
-            self.checksum_bytes[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES] = crc32c
-            if must_match and google_crc32c.value(body) != int(self.checksums[divmod(number, self.width)]):
+            body, stored = data[begin : end - CHECKSUM_BYTES], data[end - CHECKSUM_BYTES : end]
+            self.checksum_bytes[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES] = stored
+            if must_match and crc32c(body) != int(self.checksums[divmod(number, self.width)]):
                 raise self.damage("a chunk does not match its checksum", number)
             self.land(number, body)
 

@@ -13,7 +13,7 @@ def test_a_check_that_fails_is_itself_a_fault(monkeypatch: pytest.MonkeyPatch) -
     version = importlib.metadata.version
 
     def fail(name: str) -> str:
-        if name == "google-crc32c":
+        if name == "awscrt":
             raise AttributeError("module 'half' has no\nattribute 'installed'")
         return version(name)
 

@@ -17,7 +17,6 @@ from .loop_state import LoopState, Unfit
 from .optim import MasterOptimizer
 from .value_rules import is_count, is_object, is_text, is_whole, list_of, object_of, wrong_key
 
-PIECE_BYTES = 1 << 18  # the checksum holds the interpreter's lock for a piece at a time, which the trainer needs, too
 GROUP = object_of({"params": list_of(is_whole)})
 OPTIMIZER = {
     "num_steps": is_count,
@@ -30,7 +29,7 @@ OPTIMIZER = {
 def file_checksum(path: Path) -> int:
     """crc32c of a file, read in pieces."""
     with path.open("rb") as file:
-        return stream_crc32c(file, path.stat().st_size, PIECE_BYTES)
+        return stream_crc32c(file, path.stat().st_size)
 
 
 def require_same_bytes(path: Path, checksums: Mapping[str, int] | None) -> None:

@@ -240,7 +240,7 @@ class TrainConfig:
     sinks: tuple[str, ...] = setting(
         (), "where the numbers of metrics.jsonl go as well: any of tensorboard, wandb, trackio; each needs its package"
     )
-    uncached: bool = setting(False, "read past the page cache, for a store that is larger than memory")
+    uncached: bool = setting(False, "leave nothing in the page cache, for a store that is larger than memory")
     stall_s: float = setting(600.0, "longest wait for the loader or a step (the first compiles on CUDA), seconds")
     drafter: DrafterConfig = section(DrafterConfig, "shape of the drafter")
     rows: RowsConfig = section(RowsConfig, "the shape of every row")

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-import google_crc32c
-
+from ..store.checksum import crc32c
 from .value_rules import is_count, is_finite, or_none, wrong_field
 
 CHECKSUMS, STATE = "crc32c", "state"
@@ -72,4 +71,4 @@ def parse_state(text: str, step: int) -> tuple[LoopState, dict[str, int] | None]
 
 
 def state_checksum(state: LoopState) -> int:
-    return google_crc32c.value(json.dumps(asdict(state)).encode())
+    return crc32c(json.dumps(asdict(state)).encode())

@@ -12,12 +12,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 from dflash_offline import UserError
+from dflash_offline.store.buffers import whole_pages
 from dflash_offline.store.geometry import SegmentGeometry
 from dflash_offline.store.manifest import Manifest
 from dflash_offline.store.reader import Request, StoreReader
 from dflash_offline.store.segment_reader import SegmentReader
 from dflash_offline.store.segment_writer import SegmentWriter
-from dflash_offline.store.uncached import UncachedReads, whole_pages
 
 Store = tuple[Path, Manifest]
 
@@ -165,12 +165,7 @@ def resident_pages(path: Path) -> np.ndarray:
     return (np.frombuffer(bytes(found), np.uint8) & 1).astype(bool)
 
 
-@pytest.mark.parametrize("flag", [0x80, 0x4000_0000], ids=["dontcache", "no-such-flag"])
-def test_an_uncached_read_leaves_no_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: int
-) -> None:
-    """With RWF_DONTCACHE, and where the kernel knows no such flag."""
-    monkeypatch.setattr("dflash_offline.store.uncached.RWF_DONTCACHE", flag)
+def test_a_dropped_slice_leaves_no_pages(tmp_path: Path) -> None:
     geometry, path = SegmentGeometry(positions=4096, taps=2, hidden=256), tmp_path / "a"
     planes = np.random.default_rng(0).integers(0, 2**15, size=(2, 4000, 256), dtype=np.uint16)
     writer = SegmentWriter(path, geometry)
@@ -181,24 +176,16 @@ def test_an_uncached_read_leaves_no_pages(
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if resident_pages(path).any():
         pytest.skip("this file system keeps its pages (tmpfs?)")
-    fill = UncachedReads()
-    reader = SegmentReader(path, geometry, fill=fill)
+    reader = SegmentReader(path, geometry)
     for start, n in ((100, 333), (0, 4000)):
         out = np.zeros((2, n, 256), np.uint16)
-        reader.read(0, n, out, start=start)
+        wanted = reader.slice(0, n, out, None, start, verify=True, encoded=False)
+        wanted.read()
         assert np.array_equal(out, planes[:, start : start + n])
-    said = capsys.readouterr().err
-    if flag == 0x80 and fill.flags == 0:
-        pytest.skip("this kernel or file system has no RWF_DONTCACHE")
-    assert said.count("RWF_DONTCACHE") == (0 if flag == 0x80 else 1)
-    is_resident = resident_pages(path)
-    assert not is_resident[:-256].any()  # what the kernel read ahead of the index may stay, at the file's end
-    assert flag != 0x80 or not is_resident[:-1].any()
+        assert resident_pages(path)[:-256].any(), "pages that a read leaves are seen"
+        wanted.drop()
+    assert not resident_pages(path)[:-256].any()  # what the kernel read ahead of the index may stay, at the file's end
     reader.close()
-    reader = SegmentReader(path, geometry)
-    reader.read(0, 4000, np.zeros((2, 4000, 256), np.uint16))
-    reader.close()
-    assert resident_pages(path)[:-256].any(), "pages that a plain read leaves would be seen"
 
 
 def test_an_uncached_reader_reads_the_same(store: Store) -> None:
@@ -207,14 +194,6 @@ def test_an_uncached_reader_reads_the_same(store: Store) -> None:
         plain.read_many(expected)
         reader.read_many(found)
         assert all(np.array_equal(a.out, b.out) for a, b in zip(found, expected))
-
-
-def test_an_uncached_read_keeps_other_errors(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        UncachedReads()(-1, [memoryview(bytearray(3))], 0)
-    (tmp_path / "a").write_bytes(b"abc")
-    with (tmp_path / "a").open("rb") as file:
-        assert not UncachedReads()(file.fileno(), [memoryview(bytearray(4))], 0)
 
 
 def test_whole_pages() -> None:
