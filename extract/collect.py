@@ -15,10 +15,12 @@ from .config import PrepareConfig
 from .counts import NOTES, Counts
 from .cutting import CutSample
 from .lines.inputs import LeftOut, short_names
+from .parcel import Arrived, Parcel
 from .rejected import LINE, NOTE, SAMPLE, TURN, RejectedWriter
 from .work import NOT_SAMPLED, Outcome
 
 DUPLICATE = "duplicate"
+KEY_BYTES = 16  # of a sample's sha256, which tell it from others
 CUT = "cut at the longest length"
 UNREAD = "template options that the template does not read"
 REPLACED = "lone surrogates replaced by U+FFFD"
@@ -60,6 +62,32 @@ class Collector:
                 self.reject(source, found, NOTE, LeftOut(REPLACED, f"{found.num_replaced} in the line"))
         self.bar.update(len(outcomes))
 
+    def take_parcel(self, source: Path, parcel: Parcel) -> None:
+        """As `take`, of what another process made: plain lines in a row, new ones, are written at once."""
+        arrived, begin = Arrived(parcel), 0
+        keeps_all, first_place = self.config.duplicates != "drop", self.place(source, 0)
+        for i, (is_plain, line) in enumerate(zip(arrived.is_plain, parcel.lines)):
+            own = first_place + line[0]
+            if is_plain and (keeps_all or self.places.setdefault(arrived.digest(i)[:KEY_BYTES], own) == own):
+                continue
+            self.keep_run(source, arrived, begin, i)
+            self.take(source, [arrived.outcome(i)])
+            begin = i + 1
+        self.keep_run(source, arrived, begin, len(arrived))
+
+    def keep_run(self, source: Path, arrived: Arrived, first: int, last: int) -> None:
+        """Writes and counts the plain lines first to last of a parcel."""
+        num_lines = last - first
+        if not num_lines:
+            return
+        run, counted = arrived.run(first, last, self.names[source])
+        self.writer.add_run(run)
+        self.counts.add_run(run, counted)
+        self.counts.lines_in += num_lines
+        self.counts.lines_used += num_lines
+        self.counts.sources[self.names[source]] += num_lines
+        self.bar.update(num_lines)
+
     def keep(self, source: Path, found: Outcome) -> None:
         """Writes the samples of a line. Raises LeftOut when all of them were there before."""
         own = self.place(source, found.number)
@@ -68,7 +96,7 @@ class Collector:
         notes: list[LeftOut] = []
         for number, sample in numbered_samples(found):
             if self.config.duplicates == "drop":
-                digest = sample.made.sha256[:16]
+                digest = sample.made.sha256[:KEY_BYTES]
                 before = self.places.setdefault(digest, own)
                 if before != own or digest in kept:
                     first = before if first is None else first

@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..store.tokens_file import SampleRun
 from .cutting import CutSample
 from .lines.inputs import LeftOut
 from .rejected import REJECTED_NAME
@@ -20,6 +21,13 @@ NOTES = {
     "answers_without_end": "answer without an end mark",
 }
 """What is told of used lines, by the name of its count."""
+
+
+class Counted(NamedTuple):
+    """Of some samples together."""
+
+    num_trained: int
+    num_anchors: int
 
 
 @dataclass(slots=True)
@@ -78,6 +86,17 @@ class Counts:
         self.longest = max(self.longest, num_tokens)
         self.cut += sample.is_cut
         self.origins[origin] += 1
+
+    def add_run(self, run: SampleRun, counted: Counted) -> None:
+        """As `add_sample` of each of some whole samples."""
+        self.samples += len(run)
+        self.tokens += int(run.starts[-1])
+        self.trained_tokens += counted.num_trained
+        self.anchors += counted.num_anchors
+        self.longest = max(self.longest, int(run.lengths.max()))
+        for split, _, _, origin in run.texts:
+            self.heldout += split == "heldout"
+            self.origins[origin] += 1
 
     def add_note(self, name: str, number: int) -> None:
         assert name in NOTES

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..store.samples import MadeSample
+from ..store.tokens_file import SampleRun
+from .counts import Counted
 from .cutting import CutSample
 from .work import Outcome
 
@@ -58,19 +60,59 @@ def packed(outcomes: list[Outcome]) -> Parcel:
     )
 
 
-def unpacked(parcel: Parcel) -> list[Outcome]:
-    """The outcomes again; their ids and masks are parts of the parcel's arrays."""
-    samples, start = [], 0
-    for place, (length, anchors, recorded, crc, *counted) in enumerate(parcel.numbers.tolist()):
-        end = start + length
-        digest = parcel.digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
-        made = MadeSample(parcel.ids[start:end], parcel.mask[start:end], anchors, recorded, digest, crc)
-        samples.append(CutSample(made, *counted))
-        start = end
-    outcomes, first = [], 0
-    for place, (number, name, num_replaced, count, split, task, origin) in enumerate(parcel.lines):
-        own = samples[first : first + count]
-        rare = parcel.rare.get(place, {})
-        outcomes.append(Outcome(number, name, num_replaced, samples=own, split=split, task=task, origin=origin, **rare))
-        first += count
-    return outcomes
+class Arrived:
+    """A parcel at its goal: the outcomes of its lines one by one, and runs of plain ones at once.
+
+    A line is plain where it gave one sample, whole, and there is nothing else to tell of it.
+    """
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.first_samples = np.cumsum([0, *(line[3] for line in parcel.lines)]).tolist()  # [L + 1]
+        self.starts = np.cumsum(np.concatenate([[0], parcel.numbers[:, 0]])).tolist()  # [N + 1] tokens before each
+        is_whole = (parcel.numbers[:, 0] == parcel.numbers[:, 4]).tolist()  # [N]
+        self.is_plain = [
+            line[2] == 0 and line[3] == 1 and is_whole[first] and place not in parcel.rare
+            for place, (line, first) in enumerate(zip(parcel.lines, self.first_samples))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.parcel.lines)
+
+    def outcome(self, place: int) -> Outcome:
+        """That of one line; its ids and masks are parts of the parcel's arrays."""
+        number, name, num_replaced, count, split, task, origin = self.parcel.lines[place]
+        first = self.first_samples[place]
+        samples = [self.sample(i) for i in range(first, first + count)]
+        rare = self.parcel.rare.get(place, {})
+        return Outcome(number, name, num_replaced, samples=samples, split=split, task=task, origin=origin, **rare)
+
+    def sample(self, i: int) -> CutSample:
+        parcel, own = self.parcel, slice(self.starts[i], self.starts[i + 1])
+        _, anchors, recorded, crc, num_given, num_trained = parcel.numbers[i].tolist()
+        digest = parcel.digests[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)]
+        made = MadeSample(parcel.ids[own], parcel.mask[own], anchors, recorded, digest, crc)
+        return CutSample(made, num_given, num_trained)
+
+    def digest(self, place: int) -> bytes:
+        """The sha256 of a plain line's sample."""
+        begin = DIGEST_BYTES * self.first_samples[place]
+        return self.parcel.digests[begin : begin + DIGEST_BYTES]
+
+    def run(self, first: int, last: int, source: str) -> tuple[SampleRun, Counted]:
+        """The samples of the plain lines first to last, and what is counted of them."""
+        parcel, begin, end = self.parcel, self.first_samples[first], self.first_samples[last]
+        tokens, numbers = slice(self.starts[begin], self.starts[end]), parcel.numbers[begin:end]
+        lines = parcel.lines[first:last]
+        digests = np.frombuffer(parcel.digests, dtype="<u8").reshape(-1, DIGEST_BYTES // 8)
+        run = SampleRun(
+            ids=parcel.ids[tokens],
+            mask=parcel.mask[tokens],
+            lengths=numbers[:, 0],
+            num_recorded=numbers[:, 2],
+            contents=digests[begin:end, 0],
+            crc32c=numbers[:, 3],
+            texts=[(split, task, source, origin) for _, _, _, _, split, task, origin in lines],
+            source_lines=[line[0] for line in lines],
+        )
+        return run, Counted(int(numbers[:, 5].sum()), int(numbers[:, 1].sum()))

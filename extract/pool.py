@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..watch import Channel, Job, run_all
 from .config import PrepareConfig
 from .lines.inputs import Chunk, source_files
-from .parcel import Parcel, packed, unpacked
+from .parcel import Parcel, packed
 from .targets.facts import tokenizer_facts
 from .work import Maker, Outcome
 
@@ -20,7 +21,6 @@ AHEAD = 4  # chunks a process may have done before the oldest one is back, so th
 PAUSE_S = 0.02
 BYTES_A_PROCESS = 16 * 2**20  # a process pays for its start (2 s) from about here on
 MOST_PROCESSES = 32
-Take = Callable[[Path, list[Outcome]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,26 @@ def num_processes(config: PrepareConfig, sources: Sequence[Path]) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES, worth)
 
 
-def run_pool(chunks: Iterator[Chunk], maker: Maker, processes: int, take: Take) -> None:
-    """Gives every chunk to a process and its outcomes to `take`, in order.
+class Taker(Protocol):
+    """Whoever wants the outcomes of all chunks, in the order of the input."""
+
+    def take(self, source: Path, outcomes: list[Outcome]) -> None: ...
+
+    def take_parcel(self, source: Path, parcel: Parcel) -> None: ...
+
+
+def run_pool(chunks: Iterator[Chunk], maker: Maker, processes: int, taker: Taker) -> None:
+    """Gives every chunk to a process and its outcomes to the taker, in order.
 
     Raises what a worker raised, ChildDied and Stalled as `watch` does; no process is left then.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each; the children inherit it
     if processes == 1:
         for chunk in chunks:
-            take(chunk.source, maker.make(chunk))
+            taker.take(chunk.source, maker.make(chunk))
         return
     jobs = [Job(f"prepare {number}", work, (maker,)) for number in range(processes)]
-    deal = Deal(chunks, AHEAD * processes, lambda source, parcel: take(source, unpacked(parcel)))
+    deal = Deal(chunks, AHEAD * processes, taker.take_parcel)
     run_all(jobs, stall_s=maker.config.stall_s, on_message=deal.answer)
 
 

@@ -80,7 +80,7 @@ def fill(maker: Maker, sources: Sequence[Path], into: tuple[Counts, SampleWriter
             answer(dealt, maker, collector)
         else:
             try:
-                run_pool(dealt, maker, num_processes(config, sources), collector.take)
+                run_pool(dealt, maker, num_processes(config, sources), collector)
             except ChildDied as error:
                 raise UserError(
                     str(error),

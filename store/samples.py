@@ -19,6 +19,7 @@ from .mapped_tokens import MappedTokens
 from .tokens_file import (
     TEXT_COLUMNS,
     TOKENS_SCHEMA,
+    SampleRun,
     TokensFile,
     content_sha256,
     tokens_crc,
@@ -124,8 +125,21 @@ class SampleWriter:
             self.file = self.new_file(self.num_files)
         content = int.from_bytes(sample.sha256[:8], "little")
         self.file.add(sample.ids, sample.mask, texts, (source_line, sample.num_recorded, content, sample.crc32c))
-        self.num_samples += 1
-        if self.file.num_rows == self.rows_per_file or self.file.is_full:
+        self.count(1)
+
+    def add_run(self, run: SampleRun) -> None:
+        """Adds samples that were made before; the files are those of adding them one by one."""
+        done = 0
+        while done < len(run):
+            if self.file is None:
+                self.file = self.new_file(self.num_files)
+            taken = self.file.add_run(run, done, self.rows_per_file - self.file.num_rows)
+            done += taken
+            self.count(taken)
+
+    def count(self, num_samples: int) -> None:
+        self.num_samples += num_samples
+        if self.file is not None and (self.file.num_rows == self.rows_per_file or self.file.is_full):
             self.finish_file()
 
     def new_file(self, number: int) -> TokensFile:

@@ -9,7 +9,9 @@ in Arrow's own metadata ends the process). This file knows no folder and no rule
 import hashlib
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,28 @@ class TokensSink:
             self.file.patch(place, f"crc32c:{digits} except:{ranges:{RANGES_WIDTH}}".encode())
 
 
+@dataclass(frozen=True)
+class SampleRun:
+    """Samples that were made before, one behind another, and what a token file says of each."""
+
+    ids: np.ndarray  # [T] u32
+    mask: np.ndarray  # [T] u8 of 0 and 1
+    lengths: np.ndarray  # [n] i64, of the samples; at least 1
+    num_recorded: np.ndarray  # [n]
+    contents: np.ndarray  # [n] u64
+    crc32c: np.ndarray  # [n]
+    texts: Sequence[tuple[str, ...]]  # [n], of each its `TEXT_COLUMNS`
+    source_lines: Sequence[int]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Tokens before each sample, and all of them at the end [n + 1] i64."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+
 class TokensFile:
     """One token file while it is written: batches of about a thousand samples."""
 
@@ -152,8 +176,9 @@ class TokensFile:
         self.writer = pa.ipc.new_file(self.sink, schema, options=options)
 
     def clear(self) -> None:
-        self.ids: list[np.ndarray] = []
+        self.ids: list[np.ndarray] = []  # of a sample or of several, one behind another
         self.masks: list[np.ndarray] = []
+        self.lengths: list[int] = []
         self.texts: list[tuple[int, ...]] = []
         self.numbers: list[tuple[int, int, int, int]] = []
         self.num_tokens = 0
@@ -165,24 +190,48 @@ class TokensFile:
 
         `numbers` are its source_line, num_recorded, content and crc32c.
         """
+        self.ids.append(ids)
+        self.masks.append(mask)
+        self.lengths.append(len(ids))
+        self.texts.append(self.codes_of(texts))
+        self.numbers.append(numbers)
+        self.count(1, len(ids))
+
+    def add_run(self, run: SampleRun, first: int, most: int) -> int:
+        """Takes samples of a run from number `first` on, as `add` takes each; how many: up to `most`, and up to the
+        end of the record batch."""
+        starts, missing = run.starts, BATCH_TOKENS - self.num_tokens
+        enough = int(np.searchsorted(starts, starts[first] + missing))  # with the sample before it the batch is full
+        last = min(first + most, first + BATCH_SAMPLES - len(self.lengths), enough, len(run))
+        tokens, own = slice(int(starts[first]), int(starts[last])), slice(first, last)
+        self.ids.append(run.ids[tokens])
+        self.masks.append(run.mask[tokens])
+        self.lengths += run.lengths[own].tolist()
+        self.texts += map(self.codes_of, run.texts[own])
+        columns = (values[own].tolist() for values in (run.num_recorded, run.contents, run.crc32c))
+        self.numbers += zip(run.source_lines[own], *columns)
+        self.count(last - first, tokens.stop - tokens.start)
+        return last - first
+
+    def codes_of(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         codes = self.codes.get(texts)
         if codes is None:
             codes = tuple(names.setdefault(text, len(names)) for names, text in zip(self.names, texts))
             self.codes[texts] = codes
-        self.ids.append(ids)
-        self.masks.append(mask)
-        self.texts.append(codes)
-        self.numbers.append(numbers)
-        self.num_rows += 1
-        self.num_tokens += len(ids)
-        if len(self.ids) == BATCH_SAMPLES or self.num_tokens >= BATCH_TOKENS:
+        return codes
+
+    def count(self, num_rows: int, num_tokens: int) -> None:
+        """Counts what was taken; writes it where that fills a record batch."""
+        self.num_rows += num_rows
+        self.num_tokens += num_tokens
+        if len(self.lengths) == BATCH_SAMPLES or self.num_tokens >= BATCH_TOKENS:
             self.flush()
 
     def flush(self) -> None:
         """Writes the samples held so far as one record batch."""
-        if not self.ids:
+        if not self.lengths:
             return
-        lengths = np.array([len(ids) for ids in self.ids], dtype=np.int32)
+        lengths = np.array(self.lengths, dtype=np.int32)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         codes = np.array(self.texts, dtype=np.int32)  # [samples, 4]
         lines, recorded, contents, crcs = zip(*self.numbers)
@@ -196,7 +245,7 @@ class TokensFile:
             pa.array(np.array(contents, dtype=np.uint64)),
             pa.array(np.array(crcs, dtype=np.uint32)),
         ]
-        if self.num_tokens > 8 * (len(self.ids) + 1):  # then no other buffer is as long as these two
+        if self.num_tokens > 8 * (len(lengths) + 1):  # then no other buffer is as long as these two
             self.sink.awaited = [4 * self.num_tokens, self.num_tokens]
         self.writer.write_batch(pa.record_batch(columns, schema=TOKENS_SCHEMA))
         self.num_batches += 1

@@ -14,7 +14,7 @@ import pytest
 from dflash_offline.extract.config import PrepareConfig
 from dflash_offline.extract.lines.inputs import chunks
 from dflash_offline.extract.lines.shapes import KEYS
-from dflash_offline.extract.parcel import packed, unpacked
+from dflash_offline.extract.parcel import Arrived, Parcel, packed
 from dflash_offline.extract.prepare import prepare
 from dflash_offline.extract.targets.facts import TextSide
 from dflash_offline.extract.work import Maker, Outcome
@@ -53,6 +53,11 @@ def as_plain(found: Outcome) -> list[Any]:
         (repr(found.fault), [(n, repr(fault)) for n, fault in found.samples_left_out + found.turns_left_out]),
         (found.unread_options, dict(found.noted), samples),
     ]
+
+
+def unpacked(parcel: Parcel) -> list[Outcome]:
+    arrived = Arrived(parcel)
+    return [arrived.outcome(place) for place in range(len(arrived))]
 
 
 def test_a_parcel_gives_back_what_was_packed(

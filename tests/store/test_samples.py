@@ -1,6 +1,7 @@
 """Eligible anchors, and samples through Arrow files and back."""
 
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -9,12 +10,15 @@ import pyarrow as pa
 import pytest
 from dflash_offline import UserError
 from dflash_offline.store.samples import (
+    MadeSample,
     SampleTable,
     SampleWriter,
     eligible_anchors,
+    made_sample,
     recorded_length,
     recorded_range,
 )
+from dflash_offline.store.tokens_file import SampleRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -265,3 +269,47 @@ def test_flipped_bits_in_the_metadata_are_found(tmp_path: Path) -> None:
 def test_trained_tokens_are_those_of_the_masks(tmp_path: Path) -> None:
     table = write(tmp_path, SAMPLES, rows_per_file=3)
     assert table.trained_tokens().tolist() == [int(table.tokens(row)[1].sum()) for row in range(len(table))]
+
+
+@pytest.mark.parametrize("rows_per_file", [4, 10, 1000])
+def test_runs_give_the_files_of_samples_added_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_file: int
+) -> None:
+    """Wherever a run begins and ends: batches and files end behind the same sample."""
+    monkeypatch.setattr("dflash_offline.store.tokens_file.BATCH_SAMPLES", 7)
+    monkeypatch.setattr("dflash_offline.store.tokens_file.BATCH_TOKENS", 90)
+    monkeypatch.setattr("dflash_offline.store.tokens_file.MAX_BATCHES", 3)
+    draw = np.random.default_rng(rows_per_file)
+    samples = []
+    for line in range(300):
+        mask = draw.random(int(draw.integers(1, draw.choice([4, 30, 200])))) < 0.7
+        made = made_sample(draw.integers(0, 1000, len(mask)).astype("<u4"), mask)
+        samples.append((made, (str(draw.choice(["train", "heldout"])), "", f"s{line // 100}", "elsewhere"), 3 * line))
+    cuts = [0, *sorted(draw.choice(301, 40, replace=False).tolist()), 300]
+    for name in ("one", "runs"):
+        with SampleWriter(tmp_path / name, rows_per_file) as writer:
+            for first, last in pairwise(cuts):
+                if name == "runs" and first < last and first % 3:
+                    writer.add_run(run_of(samples[first:last]))
+                    continue
+                for made, texts, line in samples[first:last]:
+                    writer.add_made(made, texts, line)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) > 14
+    assert names == sorted(path.name for path in (tmp_path / "runs").iterdir())
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "runs" / name).read_bytes()
+
+
+def run_of(samples: list[tuple[MadeSample, tuple[str, ...], int]]) -> SampleRun:
+    made = [one for one, _, _ in samples]
+    return SampleRun(
+        ids=np.concatenate([one.ids for one in made]),
+        mask=np.concatenate([one.mask for one in made]),
+        lengths=np.array([len(one.ids) for one in made]),
+        num_recorded=np.array([one.num_recorded for one in made]),
+        contents=np.array([int.from_bytes(one.sha256[:8], "little") for one in made], dtype=np.uint64),
+        crc32c=np.array([one.crc32c for one in made]),
+        texts=[texts for _, texts, _ in samples],
+        source_lines=[line for _, _, line in samples],
+    )
