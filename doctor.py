@@ -91,7 +91,7 @@ def commands(found: Examination) -> None:
 
 
 def packages(found: Examination) -> None:
-    names = ["torch", "transformers", "tokenizers", "pyarrow", "zarr", "numpy", "safetensors", "google-crc32c"]
+    names = ["torch", "transformers", "tokenizers", "pyarrow", "zarr", "numpy", "safetensors", "awscrt"]
     found.add("ok", "packages", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
 
 

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 def crc32c(data: "bytes | memoryview | np.ndarray", before: int = 0) -> int:
     """The checksum of C-contiguous bytes, or of those behind others whose checksum is `before`."""
-    return checksums.crc32c(data, before)
+    return checksums.crc32c(data, before)  # pyright: ignore[reportArgumentType]  it takes any buffer

@@ -1,8 +1,7 @@
 """One slice of a segment on its way to the caller: which runs of bytes to read, where they land, what they must be.
 
 Two ways: straight into the caller's memory, where rows are stored as they are wanted, or through a scratch buffer of
-the thread, where a chunk is unpacked (zstd) or its rows are decoded (int8). Knows files only as something that fills
-buffers.
+the thread, where a chunk is unpacked (zstd) or its rows are decoded (int8). Knows a file by its descriptor alone.
 """
 
 import struct
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .buffers import drop_pages, read_all
+from .buffers import drop_pages, fetch_pages, read_all
 from .checksum import crc32c
 from .size import CHECKSUM_BYTES
 
@@ -110,6 +109,11 @@ class Slice:
         for piece in self.pieces():
             self.read_piece(piece)
         return self.checksums
+
+    def fetch(self) -> None:
+        """Has the system read all of it, before it is asked for piece by piece."""
+        for piece in self.pieces():
+            fetch_pages(self.segment.fd, piece.offset, int(self.sizes[piece.numbers].sum()))
 
     def drop(self) -> None:
         """Gives up the pages of the page cache that it came through, and those between them."""

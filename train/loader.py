@@ -55,7 +55,7 @@ class LoaderPlan:
     rank: int = 0
     num_ranks: int = 1
     threads: int = 1  # that read inside the process
-    uncached: bool = False  # keep nothing in the page cache
+    uncached: bool = False  # leave nothing in the page cache
 
     @property
     def num_own_rows(self) -> int:

@@ -47,8 +47,9 @@ def first_layers(decoder: Any, count: int) -> Iterator[None]:
 def unpacked_rows() -> Iterator[None]:
     """Inside, transformers takes no row for several packed texts, and so does not ask the device whether it is one.
 
-    Without a mask it looks at the positions of every forward, on the device: the host would wait there for all that it
-    sent before, with nothing sent behind it. A row of ours is one text, its positions are 0, 1, 2, ...
+    Without a mask and a cache it looks at the positions of each forward, on the device (since pull request 39194 of
+    huggingface/transformers): the host would wait there for all that it sent before, with nothing sent behind it. A
+    row of ours is one text, its positions are 0, 1, 2, ... To be deleted when a forward can be told so; 5.24's cannot.
     """
     asked = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -165,15 +166,43 @@ def resident_pages(path: Path) -> np.ndarray:
     return (np.frombuffer(bytes(found), np.uint8) & 1).astype(bool)
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_uncached_reader_leaves_no_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType, threads: int
+) -> None:
+    """Samples here and there, wide ones: neither theirs nor what the system would read beyond them."""
+    monkeypatch.setattr(small, "HIDDEN", 1024)
+    monkeypatch.setattr(small, "states", partial(small.states, hidden=1024))
+    store_dir, manifest, _ = small.make_store(tmp_path, 24, has_last=False)
+    paths = sorted((store_dir / "hidden").glob("c.*"))
+    left = {}
+    for is_uncached in (True, False):
+        for path in paths:
+            drop_file(path)
+        if any(resident_pages(path).any() for path in paths):
+            pytest.skip("this file system keeps its pages (tmpfs?)")
+        with StoreReader(store_dir, uncached=is_uncached, threads=threads) as reader:
+            for i in range(0, len(reader), 5):
+                shape = (len(manifest.tap_layers), int(reader.samples.n[i]), manifest.hidden_size)
+                reader.read(i, np.zeros(shape, np.uint16))
+        left[is_uncached] = sum(int(resident_pages(path).sum()) for path in paths)
+    assert left[True] <= 2 * len(paths)  # an index, read once at opening, lies in one page or in two
+    assert left[False] > 20 * len(paths)
+
+
+def drop_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def test_a_dropped_slice_leaves_no_pages(tmp_path: Path) -> None:
     geometry, path = SegmentGeometry(positions=4096, taps=2, hidden=256), tmp_path / "a"
     planes = np.random.default_rng(0).integers(0, 2**15, size=(2, 4000, 256), dtype=np.uint16)
     writer = SegmentWriter(path, geometry)
     writer.append(0, planes)
     writer.finish()
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_file(path)
     if resident_pages(path).any():
         pytest.skip("this file system keeps its pages (tmpfs?)")
     reader = SegmentReader(path, geometry)

@@ -98,7 +98,7 @@ class RunMetrics:
         return tokens / seconds if tokens and seconds else None
 
     def wait_share(self) -> float | None:
-        """The share of the updates' time in which the trainer waited for the loader, 0 to 1."""
+        """The share of the updates' time in which the device had no row to compute on, 0 to 1."""
         waited, seconds = (sum(self.curves[name].values) for name in ("wait_s", "step_s"))
         return waited / seconds if seconds else None
 

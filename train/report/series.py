@@ -212,7 +212,7 @@ def rate_chart(metrics: RunMetrics) -> Lines | None:
 
 
 def wait_chart(metrics: RunMetrics) -> Lines | None:
-    """The share of each update that was spent waiting for the loader, and for other ranks."""
+    """The share of each update in which the device had no row to compute on, and that of the wait for other ranks."""
     seconds = dict(metrics.curves["step_s"].points)
     lines = []
     for name, text, colour in (("wait_s", "loader", TRAINING), ("reduce_s", "other ranks and the sum", HELD_OUT)):

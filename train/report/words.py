@@ -75,7 +75,7 @@ def key_numbers(run: RunFolder) -> list[Number]:
         found.append(Number("throughput", f"{rate:,.0f} tok/s", "tokens of samples over the time of all updates"))
     if (share := metrics.wait_share()) is not None:
         found.append(
-            Number("data wait", f"{100 * share:.1f} %", "of the updates' time was spent waiting for the loader")
+            Number("data wait", f"{100 * share:.1f} %", "of the updates' time the device had no row to compute on")
         )
     if (peak := metrics.peak_bytes()) is not None:
         found.append(Number("memory", human_bytes(peak), f"at its peak, {memory_meaning(run)}"))
