@@ -341,6 +341,11 @@ def require(ok: bool, name: str, value: Any, rule: str) -> None:
         raise UserError(f"{name} = {value!r}", rule, f"change {name}")
 
 
+def require_wait(name: str, seconds: float) -> None:
+    """The rule of every longest wait."""
+    require(0 < seconds <= MOST_WAIT_S, name, seconds, "more than 0 seconds, at most a million")
+
+
 def as_lines(facts: Mapping[str, Any]) -> str:
     """Facts as aligned lines `name  value`, for people."""
     width = max(map(len, facts), default=0)

@@ -6,7 +6,7 @@ from datetime import date
 from typing import Any
 
 from .. import UserError
-from ..settings import MOST_WAIT_S, require, setting
+from ..settings import require, require_wait, setting
 from .devices import own_shards
 from .origins import ELSEWHERE, ORIGINS, is_origin
 
@@ -76,7 +76,7 @@ class PrepareConfig:
         require(self.show >= 0, "show", self.show, "0 or more samples")
         require(is_date(self.date), "date", self.date, "a date like 2026-01-31")
         require(self.processes is None or self.processes >= 1, "processes", self.processes, "at least 1 process")
-        require(0 < self.stall_s <= MOST_WAIT_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
+        require_wait("stall_s", self.stall_s)
         require(self.limit is None or self.limit >= 1, "limit", self.limit, "at least 1 input line")
         require(self.min_trained >= 1, "min_trained", self.min_trained, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
@@ -194,7 +194,7 @@ class ExtractConfig:
         require(self.window is None or self.window >= 1, "window", self.window, "at least 1 token")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
         require(self.cpu_threads >= 1, "cpu_threads", self.cpu_threads, "at least 1 thread")
-        require(0 < self.stall_s <= MOST_WAIT_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
+        require_wait("stall_s", self.stall_s)
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         n = self.segment_positions
         require(n is None or (n >= 64 and n & (n - 1) == 0), "segment_positions", n, "a power of two from 64")

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import UserError, system_reason
 from .arrow_file import damaged
-from .buffers import flat_bytes, stop_readahead
+from .buffers import stop_readahead
 from .checksum import crc32c
 from .geometry import array_geometries, segment_path
 from .index import Commits, columns, read_commits, read_consolidated, read_plan
@@ -211,7 +211,7 @@ class StoreReader:
         if wanted.n < self.samples.n[i] or wanted.taps != list(range(geometry.taps)):
             return None
         committed = self.samples.crc32c if array == "hidden" else self.samples.last_crc32c
-        if crc32c(flat_bytes(wanted.checksums)) == committed[i]:
+        if crc32c(wanted.checksums) == committed[i]:
             return None
         path = segment_path(self.store_dir, array, int(self.samples.segment[i]))
         return SegmentDamage(path, "its states are not those of the commit", position=int(self.samples.position[i]))

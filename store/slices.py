@@ -6,6 +6,7 @@ the thread, where a chunk is unpacked (zstd) or its rows are decoded (int8). Kno
 
 import struct
 import threading
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,6 +94,7 @@ class Slice:
     def piece_bytes(self) -> int:
         return PIECE_BYTES
 
+    @cached_property
     def pieces(self) -> list[Piece]:
         """All chunks in the order of the file, cut where a gap is and after about `piece_bytes`."""
         order = np.argsort(self.offsets, kind="stable")
@@ -106,13 +108,13 @@ class Slice:
 
     def read(self) -> np.ndarray:
         """Reads all of it; returns the stored checksums [chunks, Lt'] u32."""
-        for piece in self.pieces():
+        for piece in self.pieces:
             self.read_piece(piece)
         return self.checksums
 
     def fetch(self) -> None:
         """Has the system read all of it, before it is asked for piece by piece."""
-        for piece in self.pieces():
+        for piece in self.pieces:
             fetch_pages(self.segment.fd, piece.offset, int(self.sizes[piece.numbers].sum()))
 
     def drop(self) -> None:
@@ -172,14 +174,7 @@ class DirectSlice(Slice):
     def body(self, number: int, around: memoryview) -> list[memoryview]:
         """Where a chunk's bytes go: into its plane, and what lies before and after the slice into `around`."""
         row, column = divmod(number, self.width)
-        begin = row * self.step - self.head_bytes
-        if begin >= 0 and begin + self.step <= self.plane_bytes:
-            return [self.targets[column][begin : begin + self.step]]
-        return self.parts(begin, column, around)
-
-    def parts(self, begin: int, column: int, around: memoryview) -> list[memoryview]:
-        """The up to three parts of a chunk at byte `begin` of a plane: before the slice, in it, after it."""
-        place = column * (self.head_bytes + self.tail_bytes)
+        begin, place = row * self.step - self.head_bytes, column * (self.head_bytes + self.tail_bytes)
         parts = [self.targets[column][max(0, begin) : begin + self.step]]
         if begin < 0:
             parts.insert(0, around[place : place + self.head_bytes])

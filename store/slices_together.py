@@ -22,7 +22,7 @@ class SlicePool:
 
         When it returns or raises nothing is being read any more.
         """
-        steps = [(number, wanted, piece) for number, wanted in enumerate(slices) for piece in wanted.pieces()]
+        steps = [(number, wanted, piece) for number, wanted in enumerate(slices) for piece in wanted.pieces]
         if self.threads == 1 or len(steps) == 1:
             found = [run(steps)]
         else:

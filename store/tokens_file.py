@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from .arrow_file import CHECKSUM_KEY, checksum, is_intact
-from .buffers import flat_bytes
 from .checksum import crc32c
 from .files import NewFile, unreadable
 
@@ -63,7 +62,7 @@ def tokens_paths(folder: Path) -> dict[int, Path]:
 
 def tokens_crc(token_ids: np.ndarray, loss_mask: np.ndarray) -> int:
     """crc32c over the ids (u32, little endian), then the mask (u8, 0 or 1)."""
-    return crc32c(flat_bytes(loss_mask), crc32c(flat_bytes(token_ids)))
+    return crc32c(loss_mask, crc32c(token_ids))
 
 
 def content_sha256(token_ids: np.ndarray, loss_mask: np.ndarray) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import UserError
-from ..settings import MOST_WAIT_S, require, section, setting
+from ..settings import require, require_wait, section, setting
 from .kinds import CAUSAL_CHOICES, named_layers
 from .rank import named_devices
 
@@ -262,7 +262,7 @@ class TrainConfig:
         require(self.keep >= 1, "keep", self.keep, "at least 1 checkpoint")
         require(reading is None or 1 <= reading <= 4, "loader_threads", reading, "1 to 4 threads")
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
-        require(0 < self.stall_s <= MOST_WAIT_S, "stall_s", self.stall_s, "more than 0 seconds, at most a million")
+        require_wait("stall_s", self.stall_s)
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
         require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more, finite")
         require(len(set(self.sinks)) == len(self.sinks), "sinks", self.sinks, "each sink once")
