@@ -151,8 +151,7 @@ class DirectSlice(Slice):
         return PIECE_BYTES if self.verify else UNCHECKED_PIECE_BYTES
 
     def read_piece(self, piece: Piece) -> None:
-        around = SCRATCH.bytes("around", self.width * (self.head_bytes + self.tail_bytes)).data
-        bodies = [self.body(number, around) for number in piece.numbers]
+        bodies = [self.body(number) for number in piece.numbers]
         buffers, stored = [], self.checksum_bytes.data
         for number, body in zip(piece.numbers, bodies):
             buffers += body
@@ -163,24 +162,27 @@ class DirectSlice(Slice):
             self.check(piece, bodies)
 
     def check(self, piece: Piece, bodies: list[list[memoryview]]) -> None:
-        all_stored = self.checksums.reshape(-1)[piece.numbers].tolist()
-        for number, body, stored in zip(piece.numbers, bodies, all_stored):
+        for number, body in zip(piece.numbers, bodies):
             found = 0
             for part in body:
                 found = crc32c(part, found)
-            if found != stored:
+            if found != self.checksums.item(number):
                 raise self.damage("a chunk does not match its checksum", number)
 
-    def body(self, number: int, around: memoryview) -> list[memoryview]:
-        """Where a chunk's bytes go: into its plane, and what lies before and after the slice into `around`."""
+    def body(self, number: int) -> list[memoryview]:
+        """Where a chunk's bytes go: into its plane, and what lies before and after the slice into scratch."""
         row, column = divmod(number, self.width)
-        begin, place = row * self.step - self.head_bytes, column * (self.head_bytes + self.tail_bytes)
-        parts = [self.targets[column][max(0, begin) : begin + self.step]]
+        begin = row * self.step - self.head_bytes
+        end = begin + self.step
+        if begin >= 0 and end <= self.plane_bytes:
+            return [self.targets[column][begin:end]]
+        size = self.head_bytes + self.tail_bytes
+        around = SCRATCH.bytes("around", self.width * size).data[column * size : (column + 1) * size]
+        parts = [self.targets[column][max(0, begin) : end]]
         if begin < 0:
-            parts.insert(0, around[place : place + self.head_bytes])
-        if begin + self.step > self.plane_bytes:
-            place += self.head_bytes
-            parts.append(around[place : place + self.tail_bytes])
+            parts.insert(0, around[: self.head_bytes])
+        if end > self.plane_bytes:
+            parts.append(around[self.head_bytes :])
         return parts
 
 

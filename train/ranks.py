@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from .. import UserError
 from ..watch import Channel, PeerLost, Stalled
+from .clock import Moment
 from .rank import Rank
 
 CHUNK_NUMBERS = 16 * 2**20  # of a flat gradient summed in one call: 64 MiB
@@ -36,7 +37,7 @@ class Ranks:
         self.number, self.count, self.num_local = rank.number, rank.count, rank.num_local
         self.device, self.channel = device, channel
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" and self.count > 1 else None
-        self.marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self.sum_moments: tuple[Moment, Moment] | None = None
 
     @property
     def is_first(self) -> bool:
@@ -73,12 +74,11 @@ class Ranks:
             with self.together("the sum of the gradients"):
                 sum_chunks(flat, values)
             return
-        self.marks = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream), self.named_loss("the sum of the gradients"):
-            self.marks[0].record()
+            began = Moment(self.device)
             sum_chunks(flat, values)
-            self.marks[1].record()
+            self.sum_moments = (began, Moment(self.device))
 
     def finish_sum(self) -> None:
         """What is launched from now on sees the sums; the host does not wait."""
@@ -87,7 +87,10 @@ class Ranks:
 
     def device_sum_s(self) -> float:
         """How long the last sum took on the device, once it is done, seconds; 0 on a CPU, where the host waits."""
-        return self.marks[0].elapsed_time(self.marks[1]) / 1000 if self.marks is not None else 0.0
+        if self.sum_moments is None:
+            return 0.0
+        began, ended = self.sum_moments
+        return began.seconds_to(ended)
 
     def require_equal(self, value: str, what: str) -> None:
         """Raises UserError, naming two ranks and their values, unless all ranks have one value."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .clock import StepTimes
+from .clock import Moment, StepTimes
 from .facts import RunFacts
 from .order import RowCounts
 from .staging import StagedRow
@@ -26,19 +26,16 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float | None:
         return None
     a, b = (torch.randn(PEAK_SIZE, PEAK_SIZE, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    taken_ms = []
+    taken_s = []
     for _ in range(PEAK_ROUNDS + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(torch.cuda.current_stream(device))
+        began = Moment(device)
         for _ in range(PEAK_CALLS):
             torch.mm(a, b, out=out)
-        end.record(torch.cuda.current_stream(device))
-        end.synchronize()
-        taken_ms.append(begin.elapsed_time(end))
+        taken_s.append(began.seconds_to(Moment(device)))
     del a, b, out
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    return 2 * PEAK_SIZE**3 * PEAK_CALLS / statistics.median(taken_ms[1:]) * 1e3
+    return 2 * PEAK_SIZE**3 * PEAK_CALLS / statistics.median(taken_s[1:])
 
 
 def row_numbers(

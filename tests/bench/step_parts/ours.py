@@ -69,7 +69,12 @@ class Ours:
 
     def train(self, staged: Staged, num_steps: int) -> list[list[Mark]]:
         """As the trainer: one update a row, the next row copied while the device computes; see `updates`."""
-        return self.updates(num_steps, lambda _: staged.load(self.batch), lambda: staged.stage(self.batch))
+
+        def load(_number: int) -> None:
+            staged.clock.begin()
+            staged.load(self.batch)
+
+        return self.updates(num_steps, load, lambda: staged.stage(self.batch))
 
     def updates(self, num_steps: int, load: Callable[[int], object], stage: Callable[[], object]) -> list[list[Mark]]:
         """Updates of one row each, their numbers read one update later as in the trainer.
