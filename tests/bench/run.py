@@ -41,9 +41,10 @@ def run_part(name: str, args: argparse.Namespace, folder: Path) -> Part:
             part.put(row.name, row.value, row.unit)
         return part
     case = tiny(CASES["8b"]) if args.tiny else CASES["8b"]
-    store = training.make_store(folder, case, args.store_gb, args.codec)
+    store = training.make_store(folder, case, args.store_gb, args.codec, args.sample_tokens)
     job = training.Job(store=store, case=case, codec=args.codec, steps=args.steps, rows=args.rows)
     part.facts = {"codec": args.codec, "steps": args.steps, "rows of a device": args.rows, "devices": args.devices}
+    part.facts["tokens of a sample"] = args.sample_tokens or "as of conversations"
     training.measure(part, folder, job, args.devices.split(","), lambda: part.save(args.out))
     return part
 
@@ -61,6 +62,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--devices", default="cuda:0,cuda:1", help="of part training, one or two")
     parser.add_argument("--steps", type=int, default=100, help="of a run that count (default 100)")
     parser.add_argument("--rows", type=int, default=2, help="of 16,384 tokens, that a device has in a step (default 2)")
+    parser.add_argument(
+        "--sample-tokens", type=int, help="samples of part training have so many each; default: as of conversations"
+    )
     parser.add_argument(
         "--tiny", action="store_true", help="sizes that say only whether part training runs, on the CPU"
     )

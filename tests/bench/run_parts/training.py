@@ -35,11 +35,14 @@ FED_SHARE = 0.8  # of the disk's bare rate: a run that needs more is the disk's 
 MEDIAN, SHORTEST = 1500, 64  # of the samples' lengths, tokens
 
 
-def make_store(folder: Path, case: Case, gigabytes: float, codec: str) -> Path:
-    """A store of about so many GB (1e9 bytes) of states in FOLDER/store, all of it in the split train."""
+def make_store(folder: Path, case: Case, gigabytes: float, codec: str, sample_tokens: int | None = None) -> Path:
+    """A store of about so many GB (1e9 bytes) of states in FOLDER/store, all of it in the split train.
+
+    Its samples have `sample_tokens` each, or lengths as of conversations."""
     noise = Noise(hidden=case.hidden, taps=case.taps)
     positions = int(gigabytes * 1e9 / bytes_per_position(case.taps, case.hidden, codec=codec))
-    samples = write_samples(folder / "data", lengths_of(positions, case.row_tokens - 1), vocabulary=case.vocabulary - 2)
+    lengths = lengths_of(positions, case.row_tokens - 1) if sample_tokens is None else equal(positions, sample_tokens - 1)
+    samples = write_samples(folder / "data", lengths, vocabulary=case.vocabulary - 2)
     target = target_facts(case)
     writer = empty_store(folder / "store", samples, hidden=case.hidden, taps=case.taps, codec=codec, target=target)
     fill(writer, noise.encoder(codec), encoded=True)
@@ -52,6 +55,10 @@ def lengths_of(positions: int, longest: int) -> np.ndarray:
     drawn = drawn_lengths(made.LONGEST * 1000, MEDIAN, SHORTEST)  # again and again: it draws no more than 10,000
     whole = np.minimum(drawn, longest)
     return np.resize(whole, max(8, round(positions / whole.mean())))
+
+
+def equal(positions: int, length: int) -> np.ndarray:
+    return np.full(max(8, round(positions / length)), length)
 
 
 def target_facts(case: Case) -> dict[str, Any]:
@@ -135,8 +142,12 @@ class Measured:
     @property
     def spread(self) -> float:
         """The 99th percentile of the steps' times over their median."""
-        times = [line["step_s"] for line in self.lines]
-        return float(np.percentile(times, 99)) / statistics.median(times)
+        return spread([line["step_s"] for line in self.lines])
+
+    @property
+    def spread_of_work(self) -> float:
+        """The same of what the steps have to compute: long samples have more attention."""
+        return spread([line["rate_tflops"] * line["step_s"] for line in self.lines])
 
     @property
     def reduction_share(self) -> float:
@@ -147,6 +158,10 @@ class Measured:
     def need(self, token_bytes: float) -> float:
         """Bytes a second that the rows take from the disk."""
         return self.sum("num_tokens") * token_bytes / self.sum("step_s")
+
+
+def spread(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99)) / statistics.median(values)
 
 
 def train(job: Job, out: Path, devices: Sequence[str]) -> Measured:
@@ -195,6 +210,7 @@ def put_run(part: Part, name: str, run: Measured, job: Job, disk: float) -> None
     part.put(f"step_{name}", statistics.median(line["step_s"] for line in run.lines), "s")
     part.put(f"data_wait_{name}", run.wait_share, "share")
     part.put(f"step_p99_over_p50_{name}", run.spread)
+    part.put(f"work_p99_over_p50_{name}", run.spread_of_work)
     part.put(f"need_{name}", run.need(job.token_bytes) / 1e9, "GB/s")
     part.put(f"need_over_disk_{name}", run.need(job.token_bytes) / disk)
     for line in [max(run.lines, key=lambda line: line["step_s"])]:
