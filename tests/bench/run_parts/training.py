@@ -41,7 +41,10 @@ def make_store(folder: Path, case: Case, gigabytes: float, codec: str, sample_to
     Its samples have `sample_tokens` each, or lengths as of conversations."""
     noise = Noise(hidden=case.hidden, taps=case.taps)
     positions = int(gigabytes * 1e9 / bytes_per_position(case.taps, case.hidden, codec=codec))
-    lengths = lengths_of(positions, case.row_tokens - 1) if sample_tokens is None else equal(positions, sample_tokens - 1)
+    if sample_tokens is None:
+        lengths = lengths_of(positions, case.row_tokens - 1)
+    else:
+        lengths = np.full(max(8, positions // (sample_tokens - 1)), sample_tokens - 1)
     samples = write_samples(folder / "data", lengths, vocabulary=case.vocabulary - 2)
     target = target_facts(case)
     writer = empty_store(folder / "store", samples, hidden=case.hidden, taps=case.taps, codec=codec, target=target)
@@ -55,10 +58,6 @@ def lengths_of(positions: int, longest: int) -> np.ndarray:
     drawn = drawn_lengths(made.LONGEST * 1000, MEDIAN, SHORTEST)  # again and again: it draws no more than 10,000
     whole = np.minimum(drawn, longest)
     return np.resize(whole, max(8, round(positions / whole.mean())))
-
-
-def equal(positions: int, length: int) -> np.ndarray:
-    return np.full(max(8, round(positions / length)), length)
 
 
 def target_facts(case: Case) -> dict[str, Any]:
