@@ -38,6 +38,15 @@ def make_batches(
     return batches
 
 
+def in_turns(batches: list[np.ndarray]) -> list[np.ndarray]:
+    """The order in which they are run: the first, the last, the second, the last but one, ...
+
+    Short samples make small batches, through which the device is before the host has sent them whole. Behind a large
+    one it has something to do meanwhile; several in a row, or one at the end, would leave it idle.
+    """
+    return [batches[i // 2] if i % 2 == 0 else batches[-1 - i // 2] for i in range(len(batches))]
+
+
 def padded_tokens(lengths: Sequence[int] | np.ndarray, batches: Sequence[np.ndarray]) -> int:
     """Tokens the target is run on: samples times the longest, summed over the batches."""
     sizes = np.asarray(lengths, dtype=np.int64)  # [N]

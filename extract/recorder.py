@@ -19,13 +19,13 @@ from ..store.index import STATUS_FAILED, STATUS_OK, columns, read_plan
 from ..store.manifest import Manifest
 from ..store.samples import SampleTable
 from ..watch import Channel
-from .batching import make_batches
+from .batching import in_turns, make_batches
 from .copying import SideStream
 from .dealing import CheckedAgain, Compiled, Group, Halved, Note, Order, Recorded
 from .int8_rows import encode_states, errors
 from .recheck import chosen_again
 from .sent_batch import Again, Sent, measured_places, recorded_part, status_of, with_errors
-from .soundness import check_target, fault_against, peaks_there, run_alone
+from .soundness import Alone, check_target, fault_against, peaks_there, run_alone
 from .targets.base import length_bound
 from .writing import Entry, Room
 
@@ -93,6 +93,7 @@ class Recorder:
         batches = self.batches_of(rows)
         if not self.is_checked and not self.fits(lambda: self.check(batches), batches[0]):
             return rows
+        batches = in_turns(batches)
         for number, batch in enumerate(batches):
             is_wanted = [segment in wanted for segment in self.plan["segment"][batch].tolist()]
             if not any(is_wanted):
@@ -160,8 +161,16 @@ class Recorder:
         self.is_checked = True
 
     def send(self, batch: np.ndarray, wanted: np.ndarray) -> Sent:
-        """Sends one batch to the device: the forward, the judging and the encoding, so that int8 halves the copy."""
+        """Sends one batch to the device: the forward, the judging and the encoding, so that int8 halves the copy.
+
+        What is run again alone goes first: the device is soon through with a sample, and has the batch to do behind it.
+        """
         ids, lengths = self.load(batch)
+        alone = {
+            place: self.run_again(ids[place, : int(self.lengths[batch[place]])])
+            for place in wanted.tolist()
+            if self.is_chosen_again[batch[place]]
+        }
         taps, final = self.target.record(
             ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last, shape=self.compiled_shape(batch)
         )
@@ -177,11 +186,7 @@ class Recorder:
             peaks=peaks_there(stored),
             errors=measured,
             num_measured=counts,
-            again={
-                place: self.run_again(int(self.lengths[batch[place]]), ids[place], taps[:, place], final, place)
-                for place in wanted.tolist()
-                if self.is_chosen_again[batch[place]]
-            },
+            again={place: Again.of(one, taps, final, place) for place, one in alone.items()},
             computed=self.side.computed(),
         )
 
@@ -197,11 +202,9 @@ class Recorder:
             self.channel.tell(Compiled(self.order.device, len(compiled.shapes) + 1))
         return shape
 
-    def run_again(self, n: int, ids: torch.Tensor, taps: torch.Tensor, final: torch.Tensor | None, place: int) -> Again:
-        """Sends a sample of ids [S], n of them real, to the device once more, alone."""
-        last = None if final is None else final[place, :n]
-        alone = run_alone(self.target, ids[:n], self.manifest.tap_layers, with_head=last is not None)
-        return Again(alone, taps[:, :n], last)
+    def run_again(self, ids: torch.Tensor) -> Alone:
+        """Sends a sample of ids [n] to the device once more, alone."""
+        return run_alone(self.target, ids, self.manifest.tap_layers, with_head=self.manifest.has_last)
 
     def measure(
         self, states: torch.Tensor, rows: torch.Tensor, batch: np.ndarray, wanted: np.ndarray

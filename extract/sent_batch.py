@@ -24,6 +24,12 @@ class Again:
     taps: torch.Tensor
     last: torch.Tensor | None
 
+    @classmethod
+    def of(cls, alone: Alone, taps: torch.Tensor, last: torch.Tensor | None, place: int) -> "Again":
+        """The sample at a place of a batch: taps [Lt, N, S, H], last [N, S, H]."""
+        n = len(alone.ids)
+        return cls(alone, taps[:, place, :n], None if last is None else last[place, :n])
+
 
 @dataclass(slots=True)
 class Sent:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dflash_offline.extract.batching import LEAST_FILL, make_batches, padded_tokens
+from dflash_offline.extract.batching import LEAST_FILL, in_turns, make_batches, padded_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,3 +60,10 @@ def test_a_bound_parts_batches_and_changes_nothing_else(seed: int) -> None:
 def test_padded_tokens() -> None:
     assert padded_tokens([5, 3, 3, 3, 9, 2], make_batches([5, 3, 3, 3, 9, 2], 9)) == 9 + 5 + 9 + 2
     assert padded_tokens([], []) == 0
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_small_batches_are_run_between_large_ones(count: int) -> None:
+    batches = make_batches(np.arange(count, 0, -1) * 10, 10)
+    order = [int(batch[0]) for batch in in_turns(batches)]
+    assert order == [[], [0], [0, 1], [0, 2, 1], [0, 3, 1, 2], [0, 4, 1, 3, 2], [0, 5, 1, 4, 2, 3]][count]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dflash_offline.extract.batching import in_turns
 from dflash_offline.extract.dealing import Group, Order, WantsGroup
 from dflash_offline.extract.launch import Dealer
 from dflash_offline.extract.recorder import Recorder
@@ -64,7 +65,8 @@ class Bare:
     def __init__(self, found: Survey, target: HfTarget) -> None:
         self.target, self.depth = target, max(found.manifest.tap_layers) + 1
         with recorder_of(found, target) as (recorder, dealer, _):
-            self.batches = [recorder.load(batch)[0] for group in dealer.groups for batch in batches_of(recorder, group)]
+            groups = [in_turns(batches_of(recorder, group)) for group in dealer.groups]
+            self.batches = [recorder.load(batch)[0] for batches in groups for batch in batches]
 
     @torch.no_grad()
     def __call__(self) -> None:
