@@ -6,11 +6,8 @@ serves the command line, the printed config and the documentation alike.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 import re
-import shlex
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from . import UserError
-from .toml_file import read_table, toml, toml_content, toml_key
+from .toml_file import read_table, toml_content
 
 MOST_WAIT_S = 1e6  # of a setting in seconds: the system's polls take little more
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # of any number of digits, int() may fail
+NOT_FINITE = ("nan", "inf", "-inf")  # TOML's numbers that `plain` writes as text
+SHOWN_DIGITS = 12  # of a number that is too long to be shown
 T = TypeVar("T")
 Config = TypeVar("Config")
 
@@ -211,9 +210,11 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         if origin is tuple:
             items = tuple_items(value)
             if items is not None:
+                if get_args(kind)[0] is int:
+                    require_whole_numbers(name, value, items)
                 return tuple(convert(item, get_args(kind)[0], name) for item in items)
         elif origin is float and is_number(value, (int, float)):
-            return float(value)
+            return as_float(name, value)
         elif origin is int and is_number(value, (int,)):
             return value
         elif origin is str and is_number(value, (int, float)):
@@ -228,7 +229,35 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         elif origin is bool and isinstance(value, bool):
             return value
     wanted = " or ".join("none" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
-    raise UserError(f"{name} = {value!r} is a {type(value).__name__}", f"{wanted}", f"give {name} another value")
+    is_not_finite = isinstance(value, str) and value in NOT_FINITE
+    found = f"{value} is no finite number" if is_not_finite else f"{value!r} is a {type(value).__name__}"
+    raise UserError(f"{name} = {found}", f"{wanted}", f"give {name} another value")
+
+
+def require_whole_numbers(name: str, value: Any, items: Iterable[Any]) -> None:
+    """Raises UserError for a text among the items of a list of numbers: what stood between two commas and is none."""
+    wrong = next((item for item in items if isinstance(item, str)), None)
+    if wrong is None:
+        return
+    found = f"{wrong[:SHOWN_DIGITS]!r}{'...' if len(wrong) > SHOWN_DIGITS else ''}" if wrong else "nothing"
+    raise UserError(
+        f"{name} = {str(value)[:40]!r} holds {found} in the place of a number",
+        "whole numbers of up to 18 digits with commas between them, like 1,9,17",
+        f"correct {name}, or drop it",
+    )
+
+
+def as_float(name: str, value: float) -> float:
+    """A number as a float. Raises UserError for a whole number beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        digits = str(value)
+        raise UserError(
+            f"{name} = {digits[:SHOWN_DIGITS]}... ({len(digits.lstrip('-'))} digits) is larger than any float",
+            "a number within 1.8e308 on either side of 0",
+            f"give {name} another value",
+        ) from None
 
 
 def require_text(name: str, value: str) -> None:
@@ -288,53 +317,6 @@ def tuple_items(value: Any) -> list[Any] | None:
     return [value] if is_number(value, (int,)) else None
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """The config as plain nested JSON types."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def digest(config: Any) -> str:
-    """First 16 hex digits of the sha256 of the resolved config."""
-    return hashlib.sha256(json.dumps(as_dict(config), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def as_options(config: Any, always: Iterable[str] = ()) -> str:
-    """The options, quoted for a shell, that make this flat config: those of `always` and all that are not default."""
-    words: list[str] = []
-    for field in dataclasses.fields(config):
-        value, flag = getattr(config, field.name), field.metadata["flag"]
-        if value == field.default and field.name not in always:
-            continue
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        if flag is None:
-            words += ["--set", f"{field.name}={text.lower() if isinstance(value, bool) else text}"]
-        elif isinstance(value, bool):
-            words.append(flag.split("/")[0 if value else -1])
-        else:
-            words += [flag, text]
-    return shlex.join(words)
-
-
-def as_toml(config: Any, name: str) -> str:
-    """The resolved config as a TOML table that `resolve` reads back; fields that are None are left out."""
-    lines: list[str] = []
-
-    def table(values: Mapping[str, Any], path: str) -> None:
-        lines.append(f"[{path}]")
-        later: list[tuple[str, Any]] = []
-        for key, value in values.items():
-            if isinstance(value, dict):
-                later.append((f"{path}.{toml_key(key)}", value))
-            elif value is not None:
-                lines.append(f"{toml_key(key)} = {toml(value)}")
-        for inner_path, value in later:
-            lines.append("")
-            table(value, inner_path)
-
-    table(as_dict(config), name)
-    return "\n".join(lines) + "\n"
-
-
 def require(ok: bool, name: str, value: Any, rule: str) -> None:
     """One rule of a config's `__post_init__`: names the field, its value and the rule."""
     if not ok:
@@ -344,9 +326,3 @@ def require(ok: bool, name: str, value: Any, rule: str) -> None:
 def require_wait(name: str, seconds: float) -> None:
     """The rule of every longest wait."""
     require(0 < seconds <= MOST_WAIT_S, name, seconds, "more than 0 seconds, at most a million")
-
-
-def as_lines(facts: Mapping[str, Any]) -> str:
-    """Facts as aligned lines `name  value`, for people."""
-    width = max(map(len, facts), default=0)
-    return "\n".join(f"{name:{width}}  {value}" for name, value in facts.items())

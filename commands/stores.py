@@ -3,7 +3,6 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ PNG_MARK = b"\x89PNG\r\n\x1a\n"
 def verify() -> click.Command:
     def run(store: str, workers: int | None, is_repaired: bool) -> None:
         from ..store.integrity import verify
-        from ..store.repair import lock_for_repair, repair
+        from ..store.repair import advice_for, lock_for_repair, repair
         from ..store.summary import faults_text, verify_text
 
         with lock_for_repair(Path(store)) if is_repaired else nullcontext():
@@ -25,7 +24,7 @@ def verify() -> click.Command:
             click.echo(verify_text(report))
             if not report.faults:
                 return
-            advice = f"see the faults above; `dflash verify {quote(store)} --repair` marks damaged segments for extract"
+            advice = advice_for(Path(store), report)
             if is_repaired:
                 click.echo(repair(Path(store), report).text())
                 advice = "do what is said above, then verify again"

@@ -118,6 +118,9 @@ def is_date(text: object) -> bool:
 
 
 DTYPES = ("auto", "float32", "bfloat16")
+MOST_SHARDS = 100_000  # of all nodes: more than there are GPUs anywhere, few enough to be listed
+MOST_TOKENS = 2**31 - 1  # of a sample: a store counts them in 32 bits
+MOST_THREADS = 1024  # of a worker: torch ends the process somewhere beyond
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +186,10 @@ class ExtractConfig:
     stall_s: float = setting(600.0, "longest silence of a worker before everything is stopped, seconds")
 
     def __post_init__(self) -> None:
-        require(self.shards is None or self.shards >= 1, "shards", self.shards, "at least 1 worker")
+        require(self.data.strip() != "", "data", self.data, "a folder, `.` for this one")
+        require(self.store.strip() != "", "store", self.store, "a folder, `.` for this one")
+        shards = self.shards
+        require(shards is None or 1 <= shards <= MOST_SHARDS, "shards", shards, f"1 to {MOST_SHARDS} workers")
         require(self.gpus_per_shard >= 1, "gpus_per_shard", self.gpus_per_shard, "at least 1 GPU")
         if self.only is not None:
             require(self.shards is not None, "only", self.only, "--shards beside it: how many there are on all nodes")
@@ -191,9 +197,11 @@ class ExtractConfig:
         if self.budget is not None:
             require_size(self.budget)
         require_codec(self.codec)
-        require(self.window is None or self.window >= 1, "window", self.window, "at least 1 token")
+        window = self.window
+        require(window is None or 1 <= window <= MOST_TOKENS, "window", window, f"1 to {MOST_TOKENS} tokens")
         require(self.token_budget >= 1, "token_budget", self.token_budget, "at least 1 token")
-        require(self.cpu_threads >= 1, "cpu_threads", self.cpu_threads, "at least 1 thread")
+        threads = self.cpu_threads
+        require(1 <= threads <= MOST_THREADS, "cpu_threads", threads, f"1 to {MOST_THREADS} threads")
         require_wait("stall_s", self.stall_s)
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         n = self.segment_positions

@@ -159,6 +159,9 @@ class PrepareReport:
             names = ", ".join(name for name, _ in ordered(others)[:SHOWN_REASONS])
             more = ", ..." if len(others) > SHOWN_REASONS else ""
             lines.append(f"  {sum(others.values()):,} files passed over, of formats that are not read: {names}{more}")
+        if held_out := [source["name"] for source in self.facts["sources"] if source.get("split") == "heldout"]:
+            names, count = ", ".join(held_out[:SHOWN_REASONS]), sum(c["sources"][name] for name in held_out)
+            lines.append(f"  {count:,} lines of {names} held out but where they say otherwise: a part of that name")
         folder = quote(str(self.folder))
         lines += self.lengths
         lines.append(f"next: dflash plan --data {folder}, then dflash extract --data {folder}")

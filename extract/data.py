@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from .. import UserError, system_reason
 from ..store.files import fsync_folder, is_abandoned, publish, storage_error, temporary_path
 from ..store.samples import SampleTable
+from .lines.dataset_folders import is_dataset
 from .rejected import LINE, REJECTED_NAME, SAMPLE, TURN, count_rejected
 
 DATA_NAME = "data.json"
@@ -87,6 +88,24 @@ def find_data(folder: Path) -> Data | None:
             "choose another --out, or empty that folder",
         )
     return None
+
+
+def require_outside(folder: Path, inputs: Sequence[str], *, option: str = "--out") -> None:
+    """Raises UserError for a folder below one of the inputs, all files of which are read: it would be read itself.
+
+    Hidden folders are not, nor is more of a saved dataset than it names.
+    """
+    real = Path(os.path.realpath(folder))
+    for given in inputs:
+        above = Path(os.path.realpath(Path(given).expanduser()))
+        if not (above.is_dir() and real.is_relative_to(above)) or is_dataset(above):
+            continue
+        if not any(part.startswith(".") for part in real.relative_to(above).parts):
+            raise UserError(
+                f"{str(folder)!r} lies in {given!r}, and all files below that are input",
+                "a folder outside of the inputs",
+                f"choose another {option}",
+            )
 
 
 def require_same_facts(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ class Order:
     """What a worker is told at its start; everything that is the store's identity stands in the store."""
 
     store_dir: str
+    target: str
+    """Where it lies on this machine; which one it is, the store says."""
     device: str
     token_budget: int
     cpu_threads: int

@@ -7,10 +7,30 @@ every shard is a worker. Several GPUs that hold one target together are one devi
 spelled like "cuda:0+cuda:1".
 """
 
+import re
+from dataclasses import dataclass
+
 from .. import UserError
 
 EXTRACT_SHARE = 6  # of 8 GPUs; train takes the rest (design, section 3)
 TOGETHER = "+"
+NUMBERS = re.compile(r"0*([0-9]{1,18})(?:-0*([0-9]{1,18}))?")  # of any number of digits, int() may fail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """How a list of numbers is spelled, and what its errors call its numbers."""
+
+    option: str
+    what: str
+    kind: str
+    like: str
+    prefix: str = ""
+    more_advice: str = ""
+
+
+DEVICES = Named(option="devices", what="device", kind="CUDA device", like="0-5, 0,2 or cpu", prefix="cuda:")
+SHARDS = Named(option="only", what="shard", kind="shard", like="0-5 or 0,2", more_advice=" or --shards")
 
 
 def choose_devices(text: str | None, available: int, gpus_per_shard: int = 1) -> tuple[str, ...]:
@@ -59,44 +79,37 @@ def named_devices(text: str, available: int) -> tuple[str, ...]:
     """The devices that a text names, "cpu" or numbers of CUDA devices that are there."""
     if text.strip() == "cpu":
         return ("cpu",)
-    numbers = parse_numbers(text)
-    there = f"CUDA devices 0-{available - 1}" if available else "no CUDA device"
-    for number in numbers:
-        if number >= available:
-            raise UserError(
-                f"devices = {text!r} names CUDA device {number}", f"this machine has {there}", "correct --devices"
-            )
+    there = f"this machine has CUDA devices 0-{available - 1}" if available else "this machine has no CUDA device"
+    numbers = parse_numbers(text, DEVICES, available, there)
     return tuple(f"cuda:{number}" for number in numbers)
 
 
 def own_shards(text: str, shards: int) -> tuple[int, ...]:
     """The shards that "0-5" or "0,2" names, of 0 .. shards - 1; raises UserError for anything else."""
-    numbers = parse_numbers(text, what="shard", option="only", like="0-5 or 0,2")
-    if max(numbers) >= shards:
-        raise UserError(
-            f"only = {text!r} names shard {max(numbers)}",
-            f"shards 0-{shards - 1}, as shards = {shards} says",
-            "correct --only or --shards",
-        )
-    return tuple(sorted(numbers))
+    there = f"shards 0-{shards - 1}, as shards = {shards} says"
+    return tuple(sorted(parse_numbers(text, SHARDS, shards, there)))
 
 
-def parse_numbers(
-    text: str, *, what: str = "device", option: str = "devices", like: str = "0-5, 0,2 or cpu"
-) -> list[int]:
-    """The numbers of "0-5" or "0,2" or "cuda:0,cuda:3", in the order given."""
-    numbers: list[int] = []
+def parse_numbers(text: str, named: Named, num_there: int, there: str) -> list[int]:
+    """The numbers of "0-5" or "0,2" or "cuda:0,cuda:3", in the order given; `there` tells which of them there are.
+
+    Raises UserError for anything else, for a number twice, and for one that is not below `num_there`, before a list
+    gets as long as the text asks for.
+    """
+    numbers: dict[int, None] = {}
+    shown, advice = f"{named.option} = {text!r:.80}", f"correct --{named.option}"
     for part in text.split(","):
-        first, dash, last = part.strip().removeprefix("cuda:" if what == "device" else "").partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UserError(f"{option} = {text!r} is no list of {what}s", f"like {like}", f"correct --{option}")
-        numbers += range(int(first), int(last or first) + 1)
-    repeated = {number for number in numbers if numbers.count(number) > 1}
-    if repeated:
-        raise UserError(
-            f"{option} = {text!r} names {what} {min(repeated)} twice", f"each {what} once", f"correct --{option}"
-        )
-    return numbers
+        match = NUMBERS.fullmatch(part.strip().removeprefix(named.prefix))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise UserError(f"{shown} is no list of {named.what}s", f"like {named.like}", advice)
+        if last >= num_there:
+            raise UserError(f"{shown} names {named.kind} {last}", there, f"{advice}{named.more_advice}")
+        for number in range(first, last + 1):
+            if number in numbers:
+                raise UserError(f"{shown} names {named.what} {number} twice", f"each {named.what} once", advice)
+            numbers[number] = None
+    return list(numbers)
 
 
 def choose_workers(devices: tuple[str, ...], shards: int | None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import UserError
-from ..settings import as_options
+from ..settings_text import as_options
 from ..store.codecs import get_codec
 from ..store.files import free_bytes
 from ..store.geometry import states_bytes

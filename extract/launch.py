@@ -133,7 +133,7 @@ def check_space(found: Survey, committed: set[int]) -> None:
 
 def finish(found: Survey) -> bool:
     """Writes what speaks of all that was asked for, once all of it is there; the last launcher finds it so."""
-    if not write_consolidated(found.store_dir, found.plan.sha256, found.num_asked):
+    if not write_consolidated(found.store_dir, read_manifest(found.store_dir).identity_sha256, found.num_asked):
         return False
     errors = extracted_errors(found.store_dir)
     if errors is not None:
@@ -212,6 +212,7 @@ class Dealer:
         config = self.found.config
         return Order(
             store_dir=str(self.found.store_dir.absolute()),
+            target=self.found.facts.name,
             device=device,
             token_budget=config.token_budget,
             cpu_threads=config.cpu_threads,
@@ -281,7 +282,7 @@ class Dealer:
 def report(dealer: Dealer, wall_s: float, *, is_finished: bool = True) -> ExtractReport:
     """Counts what the commits say, not what this run believes to have done."""
     found, kept = dealer.found, dealer.kept
-    commits = read_commits(found.store_dir, found.plan.sha256)
+    commits = read_commits(found.store_dir, read_manifest(found.store_dir).identity_sha256)
     status = commits.table.column("status").to_numpy()
     n = commits.table.column("n").to_numpy()
     new = dealer.own - kept

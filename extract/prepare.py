@@ -21,19 +21,31 @@ from .chats.templates import ChatTemplate
 from .collect import WANTED, Collector, cannot_be_used
 from .config import PrepareConfig
 from .counts import Counts, PrepareReport
-from .data import Data, facts_sha256, filled_aside, find_data, require_same_facts, require_whole, write_data
+from .data import (
+    Data,
+    facts_sha256,
+    filled_aside,
+    find_data,
+    require_outside,
+    require_same_facts,
+    require_whole,
+    write_data,
+)
 from .lengths_table import summary_lines
-from .lines.files_found import files_passed_over, spelled
+from .lines.files_found import STDIN, files_passed_over, spelled
 from .lines.inputs import Chunk, check_formats, chunks, opened_sources, short_names, sources_facts
 from .lines.json_text import short
 from .lines.shapes import KEYS
+from .lines.token_lines import REASONS
 from .pool import num_processes, run_pool
 from .rejected import LINE, RejectedWriter, rejected_rows
+from .same_target import as_named_before
 from .targets.facts import TextSide, read_facts, read_text_side
-from .work import Maker
+from .work import OUT_OF_RANGE, Maker
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4  # 4: ids of chats are held against the target's embedding, test parts of a dataset are held out
 MOST_SOURCES = 32  # named one by one in the metadata of a token file
+MOST_FACTS_BYTES = 16_384  # there; a token file takes twice as much
 
 
 def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
@@ -47,13 +59,16 @@ def prepare(config: PrepareConfig, inputs: Sequence[str]) -> PrepareReport:
         check_formats(sources)
         folder = Path(config.out)
         require_utf8(folder)
+        require_outside(folder, [given for given in inputs if given != STDIN])
         there = find_data(folder)
         require_read_by_template(config, side)
         facts = identity(config, side, sources)
         facts["date"] = template_date(config, side, there)
         if there:
-            require_same_facts(folder, there.facts, facts)
+            require_same_facts(folder, there.facts, as_named_before(there.facts, facts))
             require_whole(folder, there)
+            if side.name != there.facts["target"]:
+                say(f"{folder} was prepared for target {there.facts['target']}; all that decides it is the same now")
             if config.strict:
                 require_all_used(folder, there)
             return report_of(folder, there, is_new=False)
@@ -174,12 +189,19 @@ def template_date(config: PrepareConfig, side: TextSide, there: Data | None) -> 
 
 
 def samples_metadata(facts: dict[str, Any]) -> dict[str, str]:
-    """What the schema of the token files says: the facts, many sources as one hash, and the hash of all facts."""
-    sources, shown = facts["sources"], facts
-    if len(sources) > MOST_SOURCES:
-        hashed = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
-        shown = facts | {"sources": {"count": len(sources), "sha256": hashed}}
+    """What the schema of the token files says: the facts, and the hash of all of them.
+
+    Many sources are one hash there, and so is what makes the facts too long: names, options, a target's path.
+    """
+    shown = facts if len(facts["sources"]) <= MOST_SOURCES else facts | {"sources": hashed(facts["sources"])}
+    for name in ("sources", "template_options", "target"):
+        if len(json.dumps(shown)) > MOST_FACTS_BYTES:
+            shown = shown | {name: hashed(facts[name])}
     return {"facts": json.dumps(shown), "facts_sha256": facts_sha256(facts)}
+
+
+def hashed(fact: Any) -> dict[str, Any]:
+    return {"count": len(fact), "sha256": hashlib.sha256(json.dumps(fact).encode()).hexdigest()}
 
 
 def require_utf8(folder: Path) -> None:
@@ -192,6 +214,19 @@ def require_utf8(folder: Path) -> None:
         )
 
 
+ADVICE = {
+    False: (
+        "lines with an answer that the target's template renders",
+        "give lines with answers, or let the target answer with --responses target",
+    ),
+    True: (
+        "token ids that the target has, and for each by loss_mask, labels or prompt_length whether it is trained on",
+        "check --target, whose tokenizer makes the ids, and the rows",
+    ),
+}
+"""What is told where no line gives a sample: of token ids alone, and else."""
+
+
 def require_samples(counts: Counts, sources: Sequence[Path]) -> None:
     if counts.samples:
         return
@@ -201,6 +236,5 @@ def require_samples(counts: Counts, sources: Sequence[Path]) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common(4))
     raise UserError(
         f"none of {counts.lines_in} input lines gives a sample: {reasons}; the first: {counts.first_left_out}",
-        "lines with an answer that the target's template renders",
-        "give lines with answers, or let the target answer with --responses target",
+        *ADVICE[all(reason in (OUT_OF_RANGE, *REASONS) for reason in counts.left_out)],
     )

@@ -4,13 +4,16 @@ One owner of the rules: which rows are used, cut or left out, and how that is co
 defaults. Here is only what is such a table, where its samples go, and that one process at a time makes them.
 """
 
+import os
 from pathlib import Path
 
 from .. import UserError
 from ..progress import say
+from ..store.create import require_own_folder
 from ..store.files import FolderLock, disk_errors, make_folder
 from .config import ExtractConfig, PrepareConfig
-from .data import DATA_NAME
+from .data import DATA_NAME, require_outside
+from .lines.dataset_folders import is_dataset
 
 LOCK_WAIT_S = 7200.0  # for another node to prepare them
 TABLES = ("dataset", "parquet", "arrow")
@@ -20,12 +23,15 @@ IDS = "input_ids"
 def ready_data(config: ExtractConfig, *, is_read_only: bool = False) -> Path:
     """The DATA folder to extract from: `config.data`, or what its table of token ids was prepared into.
 
-    Raises UserError for a table without `--target`, and with `is_read_only` for one that is not prepared yet.
+    Raises UserError for a store in somebody else's folder or in the table's own, for a table without `--target`, and
+    with `is_read_only` for one that is not prepared yet.
     """
     given = Path(config.data)
+    require_own_folder(Path(config.store))
     if (given / DATA_NAME).exists() or not has_ids(given):
         return given
     folder = prepared_folder(config)
+    require_outside(folder, [config.data], option="--store")
     if config.target is None:
         raise UserError(
             f"{config.data!r} holds token ids, and --target is not given",
@@ -54,15 +60,25 @@ def ready_data(config: ExtractConfig, *, is_read_only: bool = False) -> Path:
 
 
 def prepared_folder(config: ExtractConfig) -> Path:
-    """Where the samples of a table go: `STORE-data`, beside the store."""
+    """Where the samples of a table go: `STORE-data`, beside the store. Raises UserError for a store without a name."""
     store = Path(config.store)
-    return store.with_name(f"{store.name or 'store'}-data")
+    if store.name in ("", ".."):
+        store = Path(os.path.abspath(store))
+    if not store.name:
+        raise UserError(
+            f"store = {config.store!r} has no name, and {config.data!r} holds token ids",
+            "a folder beside which they can be prepared",
+            "give another --store",
+        )
+    return store.with_name(f"{store.name}-data")
 
 
 def has_ids(path: Path) -> bool:
-    """True for Arrow or Parquet files, or a saved dataset, whose first file has a column of token ids."""
-    import pyarrow as pa
+    """True for Arrow or Parquet files, or a saved dataset, whose first file has a column of token ids.
 
+    Raises UserError for a saved dataset or a file of a known format that cannot be read.
+    """
+    from .lines.files_found import kind_of_name
     from .lines.inputs import find_sources, known_kind, source_files
 
     if not path.exists():
@@ -71,15 +87,18 @@ def has_ids(path: Path) -> bool:
         source = find_sources([str(path)])[0]
         kind, _ = known_kind(source)
         return kind in TABLES and IDS in column_names(source_files(source)[0], kind)
-    except (UserError, pa.ArrowException, OSError):  # nothing that is read: whoever wants DATA says what is wrong
-        return False
+    except UserError:
+        if is_dataset(path) or (path.is_file() and kind_of_name(path)):
+            raise
+        return False  # nothing that is read: whoever wants DATA says what is wrong
 
 
 def column_names(path: Path, kind: str) -> list[str]:
     if kind == "parquet":
-        import pyarrow.parquet as pq
+        from .lines.tables import parquet_file
 
-        return pq.read_schema(path).names
+        with parquet_file(path) as table:
+            return table.schema_arrow.names
     from .lines.arrow_file import ArrowFile
 
     with ArrowFile(path) as file:

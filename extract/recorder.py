@@ -154,7 +154,7 @@ class Recorder:
         return num_tokens * planes * self.manifest.hidden_size * self.target.dtype.itemsize
 
     def check(self, batches: list[np.ndarray]) -> None:
-        """Before this worker's first segment: is the target, run in batches, the target run alone?"""
+        """Before this worker's first segment: is the target causal, and in batches what it is alone?"""
         padded = (b for b in batches if len(b) > 1 and self.lengths[b[0]] > self.lengths[b[-1]])
         ids, lengths = self.load(next(padded, batches[0]))
         check_target(self.target, ids, lengths, self.manifest.tap_layers, last=self.manifest.has_last)

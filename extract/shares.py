@@ -53,8 +53,8 @@ def own_groups(num_segments: int, num_asked: int, shards: int, only: tuple[int, 
     groups = [group for group in make_groups(num_segments) if group.start < num_asked]
     if only is None:
         return groups
-    bounds = [shard * len(groups) // shards for shard in range(shards + 1)]
-    return [group for shard in only for group in groups[bounds[shard] : bounds[shard + 1]]]
+    count = len(groups)
+    return [group for i in only for group in groups[i * count // shards : (i + 1) * count // shards]]
 
 
 def joined(groups: list[range], num_asked: int) -> list[range]:

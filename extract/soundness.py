@@ -23,6 +23,7 @@ LAYER_ERROR = 12**0.5 * 2.0**-8
 LOOSE_SHARE = {"float32": 0.0, "bfloat16": 0.05}
 TIE = {"float32": 1e-3, "bfloat16": 0.05}
 """How far the target's own logit of our top token may lie below its largest, as a share of the largest magnitude."""
+CAUSAL_TOKENS = 64  # of a sample that is tried with another second half
 HEAD_PLACES = 64  # positions of a sample at which the head is applied; all of its logits would not fit
 
 
@@ -62,7 +63,8 @@ def check_target(
     """Refuses a target whose batched states are not those of the sample alone, or tell nothing.
 
     `ids` [N, S] long, right-padded, and `lengths` [N] are a batch as it will be run. Its shortest
-    sample that is sound, the one with the most padding, is run again alone, through the whole model.
+    sample that is sound, the one with the most padding, is run again alone, through the whole model. A target that
+    is not causal is refused whether or not a sample is padded, see `causal_fault`.
     Raises UserError naming the tap, the error and the tolerance.
     """
     taps, final = target.record(ids, lengths, tap_layers, last=last)
@@ -70,8 +72,36 @@ def check_target(
     n = int(lengths[row])
     own_last = None if final is None else final[row, :n]
     fault = fault_of_sample(target, ids[row, :n], taps[:, row, :n], own_last, tap_layers, with_head=True)
+    fault = fault or causal_fault(target, ids[row, :n], tap_layers)
     if fault is not None:
         raise fault.as_error()
+
+
+def causal_fault(target: "HfTarget", ids: torch.Tensor, tap_layers: Sequence[int]) -> Fault | None:
+    """What is wrong where a state depends on the tokens behind it: one short forward of two rows with other ends.
+
+    The first tokens of a sample of ids [n], and the same with other tokens in their second half: of a causal target,
+    recurrent or not, the states of the half that they share are the same. Two rows of one length in one batch have
+    the same rotary angles (longrope) and the same kernels. A sample of one token is tried before two different ones.
+    """
+    own = ids[:CAUSAL_TOKENS]  # [m]
+    if len(own) == 1:
+        own = own.repeat(2)
+    shared = len(own) // 2 | 1  # odd, so that no chunk of a layer ends there
+    other = torch.cat([own[:shared], (own[shared:] + 1) % target.facts.vocab_size])  # [m]
+    taps, _ = target.record(torch.stack([own, other]), torch.tensor([len(own)] * 2), tap_layers)  # [Lt, 2, m, H]
+    for index, layer in enumerate(tap_layers):
+        error = relative_error(taps[index, 1, :shared], taps[index, 0, :shared])
+        most = tolerance(kind_of(taps), layer + 1)
+        if not error <= most:
+            return Fault(
+                f"the target is not causal: tap {layer} of the first {shared} tokens of a sample changes with the "
+                f"tokens behind them, relative error {error:.2g}",
+                f"states that depend on no later token, at most {most:.2g}",
+                "correct config.json where it asks for attention to both sides (like use_bidirectional_attention), or "
+                "choose another target",
+            )
+    return None
 
 
 def shortest_sound_row(peak: np.ndarray, lengths: Sequence[int]) -> int:
@@ -179,7 +209,7 @@ def kind_of(states: torch.Tensor) -> str:
 
 def difference(name: str, num_layers: int, batched: torch.Tensor, alone: torch.Tensor) -> Fault | None:
     """Compares states [n, H] of one sample behind so many layers, run in a batch and run alone."""
-    advice = "record samples one by one with --token-budget 1, and report this target"
+    advice = "compare config.json with the model's own, and report this target"
     if batched.shape != alone.shape:
         return Fault(f"{name} of a sample has shape {list(batched.shape)}", f"{list(alone.shape)}", advice)
     kind = kind_of(alone)

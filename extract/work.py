@@ -23,6 +23,7 @@ from .lines.shapes import KEYS, Chat, Line, Text, Tokens, line_meant, shown_id
 from .targets.facts import TextSide
 
 NOT_SAMPLED = "not in the sample"
+OUT_OF_RANGE = "token id out of range"
 TOOLS_UNREAD = "tools_unread"
 
 
@@ -92,6 +93,8 @@ class Maker:
         """The samples of a line that holds its answers."""
         if isinstance(line.content, Tokens):
             self.check_ids(line.content.ids)
+            if not line.content.is_wanted:
+                raise LeftOut("weight 0", "label false of the line")
             if not np.any(line.content.mask):
                 raise LeftOut("no answer", "no token is trained on by loss_mask or labels")
             return [Uncut(line.content.ids, line.content.mask)]
@@ -112,6 +115,8 @@ class Maker:
             prompt = plain_ids(self.side, content.text)[0]
         else:
             prompt = self.chats().question(content)
+        if prompt and not isinstance(content, Tokens):
+            self.check_ids(prompt)
         if not prompt:
             raise LeftOut("no question", "the answer starts at the first token, nothing comes before it")
         if len(prompt) > self.longest - 2:
@@ -126,6 +131,8 @@ class Maker:
         for number, sample in enumerate(samples, start=1):
             try:
                 kept = cut(sample, rules)
+                if not isinstance(line.content, Tokens):  # ready ids were checked as they were given
+                    self.check_ids(kept.made.ids)
             except LeftOut as fault:
                 first_fault = first_fault or fault
                 found.samples_left_out.append((number, fault))
@@ -161,9 +168,10 @@ class Maker:
         return before if is_prompt else tokens.ids
 
     def check_ids(self, ids: Any) -> None:
+        """Raises LeftOut for ids that the target's embedding has no row for: a tokenizer may have more than it."""
         lowest, highest = int(np.min(ids)), int(np.max(ids))
         if lowest < 0 or highest >= self.side.vocab_size:
-            raise LeftOut("token id out of range", f"ids {lowest}..{highest}, the target has {self.side.vocab_size}")
+            raise LeftOut(OUT_OF_RANGE, f"ids {lowest}..{highest}, the target has {self.side.vocab_size}")
 
     def chats(self) -> ChatRenderer:
         """Made at the first chat: token ids need no template."""

@@ -5,13 +5,12 @@ what to do next; what it is asked to do gives the same bytes whoever does it.
 """
 
 from pathlib import Path
-from typing import Any
 
-from .. import UserError
-from ..store.manifest import Manifest, read_manifest
+from ..store.manifest import read_manifest
 from ..watch import Channel
 from .dealing import Group, Note, Order, WantsFrozenWork, WantsGroup
 from .devices import single_devices
+from .same_target import require_same_target
 from .writing import WriterProcess
 
 
@@ -29,7 +28,7 @@ def work(channel: Channel, order: Order) -> None:
         torch.set_num_threads(order.cpu_threads)
     else:
         torch.cuda.set_device(first)
-    target = load_target(manifest.target["name"], device=first, dtype=manifest.target["dtype"], beside=beside)
+    target = load_target(order.target, device=first, dtype=manifest.target["dtype"], beside=beside)
     require_same_target(manifest, target.facts.as_plain())
     if not order.slow_kernels:
         target.require_fast_kernels()
@@ -47,18 +46,3 @@ def work(channel: Channel, order: Order) -> None:
             assert isinstance(group, Group)
             recorder.record(group, writer)
         writer.finish()
-
-
-def require_same_target(manifest: Manifest, facts: dict[str, Any]) -> None:
-    """The launcher read these facts a moment ago; weights or config.json may be replaced under a running command.
-
-    A fact that an older store does not have is not compared.
-    """
-    changed = [name for name, value in manifest.target.items() if facts.get(name) != value]
-    if changed:
-        name = changed[0]
-        raise UserError(
-            f"the target changed while it was loaded: {name} = {facts.get(name)!r}",
-            f"{manifest.target[name]!r}, as the store says",
-            "leave the target's folder alone while extract runs, then give the same command again",
-        )

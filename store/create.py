@@ -91,7 +91,17 @@ def require_fitting(manifest: Manifest, plan_table: pa.Table) -> None:
 
 
 def require_own_folder(store_dir: Path, *, option: str = "--store") -> None:
-    """Refuses a folder with other people's files in it; hidden files and temporaries do not count."""
+    """Refuses a folder with other people's files in it; hidden files and temporaries do not count.
+
+    Refuses a link to nothing, too: no folder can be made in its place.
+    """
+    for place in (store_dir, *store_dir.parents):
+        if place.is_symlink() and not place.exists():
+            raise UserError(
+                f"{str(place)!r} is a link to {os.readlink(place)!r}, where nothing is",
+                "a folder for the store, or a link to one",
+                f"make that folder, remove the link, or choose another {option}",
+            )
     if store_dir.exists() and not store_dir.is_dir():
         raise UserError(f"{str(store_dir)!r} is a file", "a folder for the store", f"choose another {option}")
     if not store_dir.exists():

@@ -156,11 +156,22 @@ def publish(path: Path, data: bytes, *, explain: Callable[[OSError, Path], UserE
 
 def free_bytes(folder: Path) -> int:
     """Bytes an ordinary user may still write where `folder` is or will be."""
+    facts = file_system(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def file_system(folder: Path) -> os.statvfs_result:
+    """What the system says of the file system on which `folder` is or will be."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
-    facts = os.statvfs(folder)
-    return facts.f_bavail * facts.f_frsize
+    return os.statvfs(folder)
+
+
+def lacks_inodes(folder: Path) -> bool:
+    """True where bytes are free, but no file can be made: btrfs counts no inodes, XFS has none when no byte is free."""
+    facts = file_system(folder)
+    return facts.f_files > 0 and facts.f_favail == 0 and facts.f_bavail > 0
 
 
 class StorageError(UserError):
@@ -183,10 +194,15 @@ def storage_error(
     needed = "" if needed_bytes is None else f"; {most}{exact_bytes(needed_bytes)} are still to write"
     happened = f"writing {str(path)!r} failed: {system_reason(error)}{needed}"
     again = f"then give the same command again; {safe}"
+    is_full_of_files = False
     try:
         free = f"{exact_bytes(free_bytes(path.parent))} are free at {str(path.parent)!r}"
+        is_full_of_files = lacks_inodes(path.parent)
     except OSError as unknown:
         free = f"free space at {str(path.parent)!r} is unknown: {system_reason(unknown)}"
+    if error.errno in NO_SPACE and is_full_of_files:
+        expected = f"a free inode for each new file: none is left (see `df -i`), though {free}"
+        return StorageError(happened, expected, f"remove files that you do not need, {again}")
     if error.errno in NO_SPACE:
         return StorageError(happened, f"more free space; {free}", f"free space, {again}")
     if error.errno == errno.EIO:

@@ -186,7 +186,7 @@ def write_commit(
 ) -> None:
     """Publishes `commits/K.arrow`: segment K is durable and complete.
 
-    `metadata` holds `plan_sha256`, `file_bytes` (JSON list) and any provenance.
+    `metadata` holds `identity_sha256` (of the manifest), `file_bytes` (JSON list) and any provenance.
     """
     write_table(commit_path(store_dir, segment), table, {**metadata, "segment": str(segment)}, explain=explain)
 
@@ -200,21 +200,21 @@ def committed_segments(store_dir: Path) -> set[int]:
     return {int(match[1]) for match in matches if match}
 
 
-def read_commits(store_dir: Path, plan_sha256: str) -> Commits:
-    """Every commit file, checked: bits, segment number, and that it belongs to this plan."""
+def read_commits(store_dir: Path, identity_sha256: str) -> Commits:
+    """Every commit file, checked: bits, segment number, and that it belongs to the store of this identity."""
     tables, weights = [COMMIT_SCHEMA.empty_table()], []
     for segment in sorted(committed_segments(store_dir)):
-        table, sizes = read_commit(store_dir, segment, plan_sha256)
+        table, sizes = read_commit(store_dir, segment, identity_sha256)
         tables.append(table)
         weights.append([segment, *sizes])
     return Commits(pa.concat_tables(tables), json.dumps(weights))
 
 
-def read_commit(store_dir: Path, segment: int, plan_sha256: str) -> tuple[pa.Table, tuple[int, ...]]:
-    """One commit (COMMIT_SCHEMA) and the bytes of its segment's files; UserError where it is damaged."""
+def read_commit(store_dir: Path, segment: int, identity_sha256: str) -> tuple[pa.Table, tuple[int, ...]]:
+    """One commit (COMMIT_SCHEMA) and the bytes of its segment's files; UserError where it is damaged or foreign."""
     path = commit_path(store_dir, segment)
     table, metadata = read_table(path, COMMIT_SCHEMA)
-    require_plan(path, metadata, plan_sha256)
+    require_own(path, metadata, identity_sha256)
     if metadata.get("segment") != str(segment) or (columns(table)["segment"] != segment).any():
         raise damaged(path, f"it speaks of segment {metadata.get('segment')}, not {segment}")
     return table, tuple(json.loads(metadata["file_bytes"]))
@@ -226,15 +226,26 @@ def require_plan(path: Path, metadata: Mapping[str, str], plan_sha256: str) -> N
         raise damaged(path, f"it was made for plan {was}, the store's manifest names plan {plan_sha256}")
 
 
-def write_consolidated(store_dir: Path, plan_sha256: str, num_segments: int) -> bool:
+def require_own(path: Path, metadata: Mapping[str, str], identity_sha256: str) -> None:
+    """Raises UserError for a commit or an `index.arrow` of another store: equal plans do not make states equal."""
+    named = metadata.get("identity_sha256")
+    if named != identity_sha256:
+        raise UserError(
+            f"{str(path)!r} belongs to another store, one with identity {named}",
+            f"identity {identity_sha256}, that of this store's manifest (its target, data, taps, codec, window, plan)",
+            "bring back the file that was here; `dflash verify STORE --repair` says what the same extract can redo",
+        )
+
+
+def write_consolidated(store_dir: Path, identity_sha256: str, num_segments: int) -> bool:
     """Writes `index.arrow` from all commits: the first `num_segments` segments, all that were asked for, are there.
 
     Writes nothing and says False while one of them is missing.
     """
     if not committed_segments(store_dir).issuperset(range(num_segments)):
         return False
-    commits = read_commits(store_dir, plan_sha256)
-    metadata = {"plan_sha256": plan_sha256, "segments": commits.weights}
+    commits = read_commits(store_dir, identity_sha256)
+    metadata = {"identity_sha256": identity_sha256, "segments": commits.weights}
     with FolderLock(Path(store_dir), name=LAYOUT_LOCK, wait_s=LAYOUT_WAIT_S):
         for left_over in Path(store_dir).glob(f"{CONSOLIDATED_NAME}.tmp.*"):
             remove(left_over)
@@ -250,8 +261,8 @@ def forget_consolidated(store_dir: Path) -> None:
         fsync_folder(path.parent)
 
 
-def read_consolidated(store_dir: Path, plan_sha256: str) -> Commits | None:
-    """The content of `index.arrow`, checked; None where there is no such file."""
+def read_consolidated(store_dir: Path, identity_sha256: str) -> Commits | None:
+    """The content of `index.arrow`, checked as the commits are; None where there is no such file."""
     path = Path(store_dir) / CONSOLIDATED_NAME
     try:
         table, metadata = read_table(path, COMMIT_SCHEMA)
@@ -259,5 +270,5 @@ def read_consolidated(store_dir: Path, plan_sha256: str) -> Commits | None:
         if path.exists():
             raise
         return None  # a writer that starts a segment again may remove it at any moment
-    require_plan(path, metadata, plan_sha256)
+    require_own(path, metadata, identity_sha256)
     return Commits(table, metadata["segments"])

@@ -32,7 +32,7 @@ from .index import (
     read_plan,
 )
 from .links import require_array_metadata, require_own_manifest
-from .manifest import Manifest, read_manifest
+from .manifest import MANIFEST_NAME, Manifest, read_manifest
 from .sample_index import COMPARED
 from .segment_check import Columns, Fault, SegmentCheck
 from .state_error import measured_error
@@ -77,7 +77,8 @@ def verify(store_dir: Path, *, workers: int | None = None) -> VerifyReport:
     """
     report = VerifyReport()
     require_store(store_dir)
-    with noting(report.faults, advice=BACKUP):
+    is_there = (Path(store_dir) / MANIFEST_NAME).exists()
+    with noting(report.faults, advice=None if is_there else BACKUP):
         manifest = read_manifest(Path(store_dir))
         workers = workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         Verification(Path(store_dir), manifest, report, workers).run()
@@ -107,6 +108,7 @@ class Verification:
     def __init__(self, store_dir: Path, manifest: Manifest, report: VerifyReport, workers: int) -> None:
         self.store_dir = store_dir
         self.manifest = manifest
+        self.identity_sha256 = manifest.identity_sha256
         self.report = report
         self.faults = report.faults
         self.workers = workers
@@ -176,7 +178,7 @@ class Verification:
             self.report.uncommitted = sorted(set(range(self.manifest.num_segments)) - committed)
             for segment in sorted(committed):
                 with noting(self.faults, segment):
-                    table, sizes = read_commit(self.store_dir, segment, self.manifest.plan_sha256)
+                    table, sizes = read_commit(self.store_dir, segment, self.identity_sha256)
                     rows = columns(table)
                     if plan is not None and not is_planned(rows, plan, segment):
                         text = f"{commit_path(self.store_dir, segment)}: it holds other samples than the plan"
@@ -189,8 +191,11 @@ class Verification:
         return sound
 
     def check_consolidated(self, commits: dict[int, Commit]) -> None:
-        """`index.arrow`, where it is there, says what the commits say, of all of them."""
-        consolidated = read_consolidated(self.store_dir, self.manifest.plan_sha256)
+        """`index.arrow`, where it is there, says what the commits say, of all of them.
+
+        Where the two differ either may be the wrong one, so the segment is damaged: what is recorded anew is right.
+        """
+        consolidated = read_consolidated(self.store_dir, self.identity_sha256)
         if consolidated is None:
             return
         self.report.is_finished = True
@@ -202,7 +207,8 @@ class Verification:
             here = order[slice(*np.searchsorted(segments, [segment, segment + 1]))]
             is_same = all(np.array_equal(rows[name][here], column) for name, column in expected.items())
             if not is_same or consolidated.segments.get(segment) != sizes:
-                self.faults.append(Fault(f"{path}: segment {segment} differs from its commit", advice=FROM_COMMITS))
+                text = f"{path}: segment {segment} differs from its commit; one of the two is from elsewhere"
+                self.faults.append(Fault(text, segment))
         for segment in sorted(set(consolidated.segments) - set(commits)):
             self.faults.append(Fault(f"{path}: segment {segment} has no sound commit", advice=FROM_COMMITS))
 

@@ -1,8 +1,9 @@
 """What ties the files of a store together, so that one of them from elsewhere is noticed when the store is opened.
 
 Each file has its own checksum, which a whole file of another store of the same shape passes too. The plan's
-metadata therefore names the manifest and every token file; manifest, plan and commits share the plan's hash; commits
-name the checksums of the states; `frozen/config.json` those of its tensors. Array metadata follows from the manifest.
+metadata therefore names the manifest and every token file, the manifest the plan's hash, commits and `index.arrow` the
+manifest's identity and the checksums of the states, `frozen/config.json` those of its tensors. Array metadata follows
+from the manifest.
 """
 
 import json

@@ -13,7 +13,7 @@ from typing import Any
 from .. import UserError
 from .files import publish, unreadable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: commits name the store's identity, not its plan alone
 MANIFEST_NAME = "zarr.json"
 ATTRIBUTE = "dflash"
 CHECKSUM_ATTRIBUTE = "dflash_sha256"
@@ -57,6 +57,15 @@ class Manifest:
     def as_json(self) -> dict[str, Any]:
         """The attribute's value: plain JSON types."""
         return asdict(self) | {"tap_layers": list(self.tap_layers)}
+
+    @property
+    def identity_sha256(self) -> str:
+        """sha256 of the store's identity, all facts but DESCRIPTION_ONLY: every commit of the store names it."""
+        value = self.as_json()
+        for name in DESCRIPTION_ONLY:
+            part, fact = name.split(".")
+            value[part].pop(fact, None)
+        return checksum(value)
 
 
 def write_manifest(store_dir: Path, manifest: Manifest) -> None:

@@ -6,7 +6,7 @@
 import numpy as np
 
 from .. import UserError
-from .size import CHUNK_POSITIONS
+from .size import CHUNK_POSITIONS, MAX_SEGMENT_POSITIONS
 
 MAX_SEGMENT_BYTES = 2 * 2**30
 FEWEST_SEGMENTS = 64  # where the data allow it
@@ -17,10 +17,16 @@ def lay_out(
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """The positions of a segment (chosen unless given), then segment [N] and first position [N] of each sample.
 
-    `sizes` [N] are aligned. Raises UserError where a given segment cannot hold the longest sample.
+    `sizes` [N] are aligned. Raises UserError where a segment is too short for the longest sample, or longer than any.
     """
     if segment_positions is None:
         segment_positions = choose_segment_positions(sizes, bytes_per_position)
+    if segment_positions > MAX_SEGMENT_POSITIONS:
+        raise UserError(
+            f"segment_positions = {segment_positions} is more than a segment can have",
+            f"at most {MAX_SEGMENT_POSITIONS}",
+            "lower segment_positions, or leave it out",
+        )
     if len(sizes) and sizes.max() > segment_positions:
         raise UserError(
             f"segment_positions = {segment_positions} is shorter than the longest sample, {sizes.max()} positions",

@@ -274,10 +274,10 @@ def current_commits(store_dir: Path, manifest: Manifest) -> tuple[Commits, bool]
 
     `index.arrow` says so by being there, and holds the commits; else they are read one by one.
     """
-    consolidated = read_consolidated(store_dir, manifest.plan_sha256)
+    consolidated = read_consolidated(store_dir, manifest.identity_sha256)
     if consolidated is not None:
         return consolidated, True
-    commits = read_commits(store_dir, manifest.plan_sha256)
+    commits = read_commits(store_dir, manifest.identity_sha256)
     return commits, len(commits) == manifest.num_segments
 
 

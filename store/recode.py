@@ -21,7 +21,7 @@ from .codecs import get_codec
 from .config import RecodeConfig
 from .files import FolderLock, disk_errors, remove_temporaries
 from .index import read_commits, write_consolidated
-from .manifest import Manifest
+from .manifest import Manifest, read_manifest
 from .ranges import ALL
 from .recode_layout import check_space, lay_out_store, refuse_early, refuse_other_store
 from .recode_plan import RecodePlan, plan_recode
@@ -103,9 +103,10 @@ def recode(config: RecodeConfig, stores: Sequence[str]) -> RecodeReport:
         if config.space_check:
             check_space(plan)
         lay_out_store(plan)
-        dealer = Dealer(plan, StoreWriter(plan.store_dir, plan.manifest).committed())
+        writer = StoreWriter(plan.store_dir, plan.manifest)
+        dealer = Dealer(plan, writer.committed())
         dealer.run()
-        write_consolidated(plan.store_dir, plan.manifest.plan_sha256, plan.manifest.num_segments)
+        write_consolidated(plan.store_dir, writer.identity_sha256, plan.manifest.num_segments)
         keep_errors(plan)
         return report(dealer, stores, time.monotonic() - started)
 
@@ -196,7 +197,7 @@ def without_before(earlier: Measurement) -> dict[str, Any]:
 def report(dealer: Dealer, stores: Sequence[str], wall_s: float) -> RecodeReport:
     """Counts what the commits say, not what this run believes to have done."""
     plan = dealer.plan
-    commits = read_commits(plan.store_dir, plan.manifest.plan_sha256)
+    commits = read_commits(plan.store_dir, read_manifest(plan.store_dir).identity_sha256)
     return RecodeReport(
         stores=tuple(stores),
         out=plan.config.out,

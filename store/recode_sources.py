@@ -55,8 +55,8 @@ class Source:
 def open_sources(stores: Sequence[Path], config: RecodeConfig) -> tuple[Source, ...]:
     """All stores to read, found to be of one identity. Raises UserError where they are not."""
     require_apart(stores, Path(config.out))
-    snapshots = earlier_snapshots(Path(config.out))
-    sources = tuple(open_source(store_dir, config.partial, snapshots) for store_dir in stores)
+    earlier = earlier_segments(Path(config.out))
+    sources = tuple(open_source(place, config.partial, earlier.get(k)) for k, place in enumerate(stores, 1))
     for other in sources[1:]:
         require_same_identity(sources[0], other, config)
     for source in sources:
@@ -66,7 +66,7 @@ def open_sources(stores: Sequence[Path], config: RecodeConfig) -> tuple[Source, 
 
 
 def require_apart(stores: Sequence[Path], out: Path) -> None:
-    """Refuses a store given twice and one that would be written over."""
+    """Refuses a store given twice, one that would be written over, and one that would be written into."""
     seen: list[Path] = []
     for store_dir in [*stores, out]:
         if store_dir.resolve() in seen:
@@ -76,29 +76,42 @@ def require_apart(stores: Sequence[Path], out: Path) -> None:
                 "name each folder once",
             )
         seen.append(store_dir.resolve())
+    for store_dir in stores:
+        if store_dir.resolve() in out.resolve().parents:
+            raise UserError(
+                f"--out {str(out)!r} lies inside {str(store_dir)!r}, a store to read",
+                "a folder outside the stores to read: nothing is written into them",
+                "choose another folder with --out",
+            )
 
 
-def earlier_snapshots(out: Path) -> dict[str, str]:
-    """Which segments an earlier start took from stores that were not complete, by plan."""
+def earlier_segments(out: Path) -> dict[int, tuple[str, str]]:
+    """The plan of each store that an earlier start read, and which segments it took, by the store's place from 1 on.
+
+    Not by the plan: several stores to read may be parts of one plan.
+    """
     if not (out / MANIFEST_NAME).exists():
         return {}
     sources = read_manifest(out).data.get("recoded", {}).get("sources", {})
-    return {source["plan_sha256"]: source["segments"] for source in sources.values() if source["segments"] != ALL}
+    return {int(place): (source["plan_sha256"], source["segments"]) for place, source in sources.items()}
 
 
-def open_source(store_dir: Path, partial: bool, snapshots: dict[str, str]) -> Source:
+def open_source(store_dir: Path, partial: bool, earlier: tuple[str, str] | None) -> Source:
+    """A store to read; `earlier` are plan and segments of the store that an earlier start read in its place."""
     reader = StoreReader(store_dir, partial=partial)
     committed, manifest = set(reader.file_bytes), reader.manifest
     segments = ALL if len(committed) == manifest.num_segments else as_ranges(np.array(sorted(committed)))
-    earlier = snapshots.get(manifest.plan_sha256, segments)
-    if not partial and earlier != segments:
+    if earlier is not None and earlier[0] == manifest.plan_sha256:
+        segments = chosen_segments(store_dir, partial, earlier[1], segments)
+    wanted = set(range(manifest.num_segments)) if segments == ALL else set(parse_ranges(segments))
+    missing = sorted(wanted - committed)
+    if missing:
         raise UserError(
-            f"{str(store_dir)!r} has all its segments now; the new store was started from segments {earlier} of it",
-            "the same choice at every start of one new store",
-            "give --partial again, which reads what the first start read, or choose another folder with --out",
+            f"segment {missing[0]} of {str(store_dir)!r} is not committed; the new store was started with segments "
+            f"{segments} of the store in this place",
+            "the stores of the first start in the same order, with at least the segments of then",
+            "give them in that order, or complete this one with the same extract, or choose another folder with --out",
         )
-    segments = earlier
-    wanted = committed if segments == ALL else set(parse_ranges(segments))
     rows = np.flatnonzero(np.isin(reader.samples.segment, sorted(wanted)))
     table, samples = reader.table, reader.samples
     places = table.file_first_rows[samples.tokens_file[rows]] + samples.tokens_row[rows]
@@ -113,6 +126,17 @@ def open_source(store_dir: Path, partial: bool, snapshots: dict[str, str]) -> So
         left_out=unsound(reader, wanted),
         size_bytes=sum(sum(reader.file_bytes[segment]) for segment in wanted),
     )
+
+
+def chosen_segments(store_dir: Path, partial: bool, earlier: str, now: str) -> str:
+    """The segments that the first start took. Raises UserError where --partial is left out and there are more now."""
+    if not partial and earlier != now:
+        raise UserError(
+            f"{str(store_dir)!r} has all its segments now; the new store was started from segments {earlier} of it",
+            "the same choice at every start of one new store",
+            "give --partial again, which reads what the first start read, or choose another folder with --out",
+        )
+    return earlier
 
 
 def unsound(reader: StoreReader, wanted: set[int]) -> dict[str, int]:

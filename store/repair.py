@@ -1,7 +1,8 @@
 """Marks damaged segments, so that the next extract records them again. Nothing is deleted.
 
 A segment is committed while `commits/K.arrow` is there; renaming that file takes the commit back and keeps it.
-`index.arrow` repeats the commits, and is renamed too: where commits are lost it may be all that speaks of them.
+`index.arrow` repeats the commits, and is renamed too: where commits are lost it may be all that speaks of them, and
+where it differs from a commit either may be the wrong one.
 The states stay under their own name, unread, until extract replaces them by new ones, so no second copy needs room.
 """
 
@@ -49,6 +50,14 @@ class Marked:
             lines.append(f"next, with the settings that the store was made with: {self.command}")
         lines += [f"not repaired here: {fault}; to do: {fault.advice}" for fault in self.others]
         return "\n".join(lines)
+
+
+def advice_for(store_dir: Path, report: VerifyReport) -> str:
+    """What to do about the faults of a store: `repair`, where it has something to mark, else what each of them says."""
+    if report.damaged_segments or report.index_faults:
+        command = f"dflash verify {shlex.quote(str(store_dir))} --repair"
+        return f"see the faults above; `{command}` marks damaged segments for extract"
+    return "; ".join(dict.fromkeys(fault.advice for fault in report.faults))
 
 
 def lock_for_repair(store_dir: Path) -> FolderLock:

@@ -13,6 +13,9 @@ INDEX_ENTRY_BYTES = 16
 CHECKSUM_BYTES = 4
 COMMIT_BYTES = 8192  # a commit of some hundred samples, in whole blocks of the disk
 PLAN_ROW_BYTES = 128  # plan row, its commit row and its row in the consolidated index
+MAX_SEGMENT_POSITIONS = 2**30  # a place inside a segment, and the end of what lies there, are int32
+MAX_SIZE_PB = 9000  # below 2^63 bytes
+SHOWN_CHARACTERS = 40  # of what a user typed
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40, "PI": 2**50}
@@ -52,12 +55,16 @@ def store_bytes(
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size like '20TB', '1.5 GiB' or '4096'; raises UserError for anything else."""
+    """Bytes of a size like '20TB', '1.5 GiB' or '4096', at most 9000 PB; raises UserError for anything else."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?I?)B?\s*", text.upper())
     factor = (UNITS | BINARY_UNITS).get(match[2]) if match else None
+    shown = repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
     if match is None or factor is None:
-        raise UserError(f"{text!r} is not a size", "a number with a unit, like 20TB, 1.5GiB or 800MB", "correct it")
-    return round(float(match[1]) * factor)
+        raise UserError(f"{shown} is not a size", "a number with a unit, like 20TB, 1.5GiB or 800MB", "correct it")
+    size_bytes = float(match[1]) * factor
+    if size_bytes > MAX_SIZE_PB * UNITS["P"]:
+        raise UserError(f"{shown} is more than any disk holds", f"at most {MAX_SIZE_PB} PB", "give a smaller size")
+    return round(size_bytes)
 
 
 def human_bytes(size_bytes: float) -> str:

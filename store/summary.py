@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import UserError
-from ..settings import as_lines
+from ..settings_text import as_lines
 from .codecs import get_codec
 from .geometry import array_geometries, states_bytes
 from .index import (

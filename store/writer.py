@@ -33,7 +33,7 @@ from .segment_writer import SegmentWriter
 
 __all__ = ["SegmentSink", "StoreWriter", "create_store"]
 
-RESERVED_METADATA = ("plan_sha256", "segment", "file_bytes", "format_version", "checksum")
+RESERVED_METADATA = ("identity_sha256", "segment", "file_bytes", "format_version", "checksum")
 
 
 class StoreWriter:
@@ -41,8 +41,10 @@ class StoreWriter:
 
     def __init__(self, store_dir: Path, manifest: Manifest) -> None:
         self.store_dir = Path(store_dir)
-        require_same(self.store_dir, read_manifest(self.store_dir), manifest)
+        stored = read_manifest(self.store_dir)
+        require_same(self.store_dir, stored, manifest)
         self.manifest = manifest
+        self.identity_sha256 = stored.identity_sha256  # `manifest` may have facts that an older store has not
         self.arrays = array_geometries(manifest)
         plan = columns(read_plan(self.store_dir, manifest.plan_sha256))
         self.plan = {name: plan[name] for name in ("sample_id", "segment", "position", "n")}
@@ -52,7 +54,7 @@ class StoreWriter:
 
         Raises UserError for a commit that is damaged or whose segment file is gone or cut.
         """
-        commits = read_commits(self.store_dir, self.manifest.plan_sha256)
+        commits = read_commits(self.store_dir, self.identity_sha256)
         for segment, sizes in commits.segments.items():
             for array, size_bytes in zip(self.arrays, sizes):
                 path = segment_path(self.store_dir, array, segment)
@@ -165,7 +167,7 @@ class SegmentSink:
         file_bytes = [file.finish() for file in self.files.values()]
         own = {
             "format_version": str(self.writer.manifest.version),
-            "plan_sha256": self.writer.manifest.plan_sha256,
+            "identity_sha256": self.writer.identity_sha256,
             "file_bytes": json.dumps(file_bytes),
         }
         write_commit(self.store_dir, self.segment, self.commit_table(), {**metadata, **own}, explain=self.explain)

@@ -8,7 +8,8 @@ import pytest
 from dflash_offline import UserError
 from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
-from dflash_offline.settings import as_toml, digest, require, resolve, section, setting
+from dflash_offline.settings import require, resolve, section, setting
+from dflash_offline.settings_text import as_toml, digest
 from dflash_offline.train.config import TrainConfig
 
 
@@ -133,10 +134,16 @@ def test_what_no_command_reads_is_named(text: str, tmp_path: Path) -> None:
         resolve(TrainConfig, name="train", file=tmp_path / "dflash.toml")
 
 
-@pytest.mark.parametrize("text", ["1,--2", "\u00b2", "1,", "one"])
-def test_what_is_no_number_is_no_tap(text: str) -> None:
-    with pytest.raises(UserError, match="inner.taps"):
+@pytest.mark.parametrize(
+    "text, found",
+    [("1,--2", "'--2'"), ("\u00b2", "'\u00b2'"), ("1,", "nothing"), ("", "nothing"), ("one", "'one'")]
+    + [("0," + "1" * 30, "'111111111111'...")],
+)
+def test_what_is_no_number_is_no_tap(text: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
         resolve(Outer, name="x", options={"inner.taps": text})
+    assert caught.value.happened == f"inner.taps = {text!r} holds {found} in the place of a number"
+    assert len(str(caught.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -199,6 +206,40 @@ def test_a_field_that_a_file_writes_twice_is_refused(tmp_path: Path, text: str, 
     with pytest.raises(UserError) as caught:
         resolve(Outer, name="train", file=tmp_path / "run.toml")
     assert caught.value.happened == told
+
+
+@pytest.mark.parametrize("number", [f"1{'0' * 400}", f"-1{'0' * 400}"], ids=["large", "small"])
+def test_a_whole_number_beyond_all_floats_is_refused_by_name(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[train]\nrate = {number}\n")
+    for given in ({"file": file}, {"overrides": [f"rate={number}"]}):
+        with pytest.raises(
+            UserError, match=r"rate = -?1000\d+\.\.\. \(401 digits\) is larger than any float"
+        ) as caught:
+            resolve(Outer, name="train", **given)
+        assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", ["rate", "inner.width"])
+def test_what_toml_calls_a_number_is_no_text_in_an_error(name: str, text: str) -> None:
+    """A free dict holds such a number as text, and what takes its values from one is told so."""
+    free = resolve(Outer, name="x", overrides=[f"free.a=[{text}]"]).free
+    with pytest.raises(UserError) as caught:
+        resolve(Outer, name="x", options={name: free["a"][0]})
+    assert caught.value.happened == f"{name} = {text} is no finite number"
+
+
+def test_a_free_dict_keeps_the_order_of_its_fields(tmp_path: Path) -> None:
+    """Also where tables stand before what is none, within one another."""
+    text = "[x.free]\na.b = {low = 1, high = 2}\na.c = [1]\nd = {low = 1}\ne = [2]\n"
+    (tmp_path / "first.toml").write_text(text)
+    config = resolve(Outer, name="x", file=tmp_path / "first.toml")
+    (tmp_path / "saved.toml").write_text(as_toml(config, "x"))
+    again = resolve(Outer, name="x", file=tmp_path / "saved.toml")
+    assert again == config
+    assert list(again.free) == ["a", "d", "e"]
+    assert list(again.free["a"]) == ["b", "c"]
 
 
 def test_parts_of_a_free_dict_may_have_quoted_names(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The settings of `train`, `evaluate` and `export`. Light: imports nothing heavy."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,6 +12,9 @@ from .rank import named_devices
 MOST_STEPS, MOST_ROW_TOKENS = 10**12, 2**22
 WIDTHS = {"window": 10**9, "intermediate_size": 2**24, "num_heads": 4096, "num_kv_heads": 4096, "head_dim": 4096}
 """Upper bounds: far beyond what anyone trains, and within what the numbers of numpy, torch and the system hold."""
+MOST, MOST_CLIP = 1e6, 1e30  # of a rate; products of a few of them are numbers in float32
+LEAST_GAMMA = 1e-3  # slots; all weights but the first are 0 there, and none is NaN
+LEAST_FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,10 +150,12 @@ class LossConfig:
             self.objective,
             "ce, kl, tv, lk, lk_hybrid or tv_tokens (against tokens kl and lk are ce)",
         )
-        require(0 <= self.hybrid_eta < math.inf, "loss.hybrid_eta", self.hybrid_eta, "0 or more, finite")
+        require(0 <= self.hybrid_eta <= MOST, "loss.hybrid_eta", self.hybrid_eta, "0 to a million")
         require(self.weights in WEIGHT_NAMES, "loss.weights", self.weights, "decay, uniform, dpace or first_error")
-        require(self.gamma is None or 0 < self.gamma < math.inf, "loss.gamma", self.gamma, "more than 0 slots, finite")
-        require(0 < self.dpace_alpha <= 1, "loss.dpace_alpha", self.dpace_alpha, "above 0, at most 1")
+        gamma, floor = self.gamma, self.dpace_alpha
+        is_length = gamma is None or LEAST_GAMMA <= gamma <= MOST
+        require(is_length, "loss.gamma", gamma, f"{LEAST_GAMMA} to a million slots")
+        require(LEAST_FLOOR <= floor <= 1, "loss.dpace_alpha", floor, "a millionth to 1")
         chunk = self.chunk_blocks
         require(chunk is None or chunk >= 1, "loss.chunk_blocks", chunk, "at least 1 block")
         require_read(self, "loss", LOSS_READ_WITH)
@@ -176,13 +180,13 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require(self.name in ("muon", "adamw"), "optim.name", self.name, "muon or adamw")
-        require(self.lr is None or 0 < self.lr < math.inf, "optim.lr", self.lr, "more than 0, finite")
-        require(0 < self.adamw_lr < math.inf, "optim.adamw_lr", self.adamw_lr, "more than 0, finite")
+        require(self.lr is None or 0 < self.lr <= MOST, "optim.lr", self.lr, "more than 0, at most a million")
+        require(0 < self.adamw_lr <= MOST, "optim.adamw_lr", self.adamw_lr, "more than 0, at most a million")
         require(
             self.schedule in ("wsd", "cosine", "constant"), "optim.schedule", self.schedule, "wsd, cosine or constant"
         )
-        require(0 <= self.clip < math.inf, "optim.clip", self.clip, "0 or more, finite")
-        require(0 <= self.weight_decay < math.inf, "optim.weight_decay", self.weight_decay, "0 or more, finite")
+        require(0 <= self.clip <= MOST_CLIP, "optim.clip", self.clip, f"0 to {MOST_CLIP:g}")
+        require(0 <= self.weight_decay <= MOST, "optim.weight_decay", self.weight_decay, "0 to a million")
         for name in ("momentum", "beta1", "beta2"):
             value = getattr(self, name)
             require(0 <= value < 1, f"optim.{name}", value, "from 0 to below 1")
@@ -264,7 +268,7 @@ class TrainConfig:
         require(2 <= self.loader_slots <= 255, "loader_slots", self.loader_slots, "2 to 255 slots")
         require_wait("stall_s", self.stall_s)
         require(self.dtype in ("auto", "float32", "bfloat16"), "dtype", self.dtype, "auto, float32 or bfloat16")
-        require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more, finite")
+        require(0 <= self.noise <= MOST, "noise", self.noise, "0 to a million")
         require(len(set(self.sinks)) == len(self.sinks), "sinks", self.sinks, "each sink once")
         for sink in self.sinks:
             require(sink in SINK_NAMES, "sinks", sink, " or ".join(SINK_NAMES))

@@ -32,7 +32,7 @@ def examine(
 
     Numbers are None where there are no samples; the second are for each origin of answers, where there are several.
     Each rank walks its share of the samples; all get the numbers of all. `is_stopped` is asked before each forward:
-    where one rank was told to end, every rank gets None instead.
+    where one rank was told to end, every rank gets None instead. Raises NotFinite for a drafter whose output is none.
     """
     started = time.monotonic()
     slots = SlotCounts(step.shape.block_size)

@@ -6,6 +6,7 @@ not part of that. Knows plain facts and one file; no torch.
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .config import CHUNK_BLOCKS
 from .kinds import describe
 from .slot import RowShape
 from .spec import DrafterSpec
-from .value_rules import is_text, wrong_field
+from .value_rules import is_text, is_whole, list_of, or_none, require_unicode, wrong_field, wrong_key
 
 FORMAT = 2
 FACTS_NAME, CONFIG_NAME, CHECKPOINTS_NAME, KERNELS_NAME = "run.json", "train.toml", "checkpoints", "kernels"
@@ -47,6 +48,20 @@ HARMLESS = (
     "loss.chunk_blocks",
     "checkpointing",
 )
+OF_STORE = {"plan_sha256": is_text}
+OF_TARGET = {
+    **{"name": is_text, "weights_sha256": is_text, "eos_ids": or_none(list_of(is_whole))},
+    **dict.fromkeys(("bos_id", "pad_id"), or_none(is_whole)),
+}
+"""What is read of a run's store and target without opening either."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorePart:
+    """What all runs of a sweep read of their store; both as in RunFacts."""
+
+    segments: str
+    snapshot: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +136,7 @@ def read_facts(run_dir: Path) -> RunFacts:
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        require_unicode(values)
         found = values.pop("format")
         values.pop("package_version")
         fields = dataclasses.fields(RunFacts)
@@ -132,9 +148,9 @@ def read_facts(run_dir: Path) -> RunFacts:
             for record in (facts, facts.spec, *facts.spec.attention):
                 if name := wrong_field(record):
                     raise TypeError(f"{name} is {getattr(record, name)!r}")
-            for place, name in ((facts.store, "plan_sha256"), (facts.target, "name"), (facts.target, "weights_sha256")):
-                if not is_text(place[name]):
-                    raise TypeError(f"{name} is {place[name]!r}")
+            for place, rules in ((facts.store, OF_STORE), (facts.target, OF_TARGET)):
+                if name := wrong_key(place, rules):
+                    raise TypeError(f"{name} is {place.get(name)!r}")
             require_segments(facts)
             if facts.init is not None and not {"path", "sha256"} <= set(facts.init):
                 raise KeyError(f"init is {facts.init}")
@@ -178,6 +194,28 @@ def refuse(run_dir: Path, found: list[tuple[str, Any, Any]], expected: str) -> N
         expected,
         f"go back to them (`{again}` repeats the run), or train into another --out",
     )
+
+
+def require_part(facts: RunFacts, part: StorePart | None) -> None:
+    """Raises UserError where a run of a sweep, which gives the `part`, would read other states than its other runs."""
+    if part is None or (facts.segments, facts.snapshot) == (part.segments, part.snapshot):
+        return
+    raise UserError(
+        f"the segments {facts.segments} of the store {facts.store_path!r} have the snapshot {facts.snapshot[:16]}, and "
+        f"the sweep began with {part.segments}, {part.snapshot[:16]}",
+        "the same states for all runs of a sweep, which are compared with each other",
+        "bring the store back as it was, or begin a sweep in another --out",
+    )
+
+
+def require_outside(folder: Path, store: Path) -> None:
+    """Raises UserError for the folder of a new run or sweep that lies inside of the store's."""
+    if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(store)):
+        raise UserError(
+            f"{str(folder)!r} lies inside of the store {str(store)!r}",
+            "a folder outside of it: a store holds its own files alone",
+            "name another with --out",
+        )
 
 
 def require_own_folder(folder: Path, kind: str, marker: str, left_overs: Sequence[str]) -> None:

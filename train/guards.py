@@ -6,11 +6,14 @@ Pure functions of numbers and names, besides the one class that remembers losses
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from .. import UserError
+from .config import OptimConfig
 from .memory_choice import Choice, gib, room_bytes
-from .optim import Unsound
+from .optim import Unsound, peak_of
 from .order import Place
 
 WINDOW, DEVIATIONS = 100, 6.0
@@ -71,6 +74,28 @@ def blamed(error: Unsound, found: Sequence[tuple[bool, list[Suspect]]]) -> UserE
     return UserError(f"{error.happened}; {where} {named}{more}", error.expected, error.advice)
 
 
+def diverged(error: UserError, step: int, config: OptimConfig, run_dir: Path, saved: Sequence[int]) -> UserError:
+    """What an exam that found no numbers means for the run; `error` says which, `saved` are the checkpoints there."""
+    if step == 0:
+        return UserError(
+            f"{error.happened} before the first update",
+            "a store and first weights that are numbers",
+            "check the store with `dflash verify`, and the folder of --warm-start where one was given",
+        )
+    rates = {"optim.lr": peak_of(config), "optim.weight_decay": config.weight_decay}
+    rates |= {"optim.adamw_lr": config.adamw_lr} if config.name == "muon" else {}
+    named = ", ".join(f"{name} = {value:g}" for name, value in rates.items() if value)
+    export = f"dflash export {quote(str(run_dir))} --checkpoint {saved[-1]}" if saved else ""
+    return UserError(
+        f"{error.happened} at step {step}: the training diverged, with {named}",
+        "updates small enough that loss and weights stay numbers",
+        f"train into another --out with a lower {' or '.join(name for name, value in rates.items() if value)}"
+        + (
+            f", from the newest checkpoint if you like: `{export}`, then --warm-start with that folder" if saved else ""
+        ),
+    )
+
+
 def shortened(numbers: Sequence[int], most: int) -> str:
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
@@ -83,7 +108,7 @@ def out_of_memory(text: str, choice: Choice | None) -> UserError:
         return UserError(
             f"device memory ran out: {said}",
             "a run that fits its device",
-            "train a smaller drafter; the newest checkpoint is kept",
+            "train a smaller drafter, or with fewer rows.anchors or rows.row_tokens; the newest checkpoint is kept",
         )
     return UserError(
         f"device memory ran out, and the plan above has its peak at {gib(choice.plan.peak_bytes)} GiB: {said}",

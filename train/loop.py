@@ -20,13 +20,14 @@ from ..store.files import publish
 from ..store.frozen import read_frozen
 from ..watch import Channel
 from .batch import RowBatch
-from .checkpoint import LoopState
+from .checkpoint import LoopState, list_steps
 from .checkpoint_writer import CheckpointWriter
 from .clock import StepClock
 from .device import compiled_once
 from .drafter import Drafter
+from .evaluate.drafting import NotFinite
 from .exam import examine
-from .guards import Suspect, blamed, suspects
+from .guards import Suspect, blamed, diverged, suspects
 from .loader import Loader
 from .memory_choice import memory_table
 from .metrics import EXAM, ORIGIN
@@ -243,7 +244,11 @@ class Trainer:
     def examine(self) -> bool:
         """The exam of the present weights; the best so far is remembered. False where it was broken off."""
         self.report()
-        found = examine(self.run, self.step, self.ranks, self.is_told_to_end)
+        try:
+            found = examine(self.run, self.step, self.ranks, self.is_told_to_end)
+        except NotFinite as error:
+            saved = list_steps(self.run.run_dir)
+            raise diverged(error, self.state.step, self.config.optim, self.run.run_dir, saved) from error
         if found is None:
             self.is_ending = True
             return False

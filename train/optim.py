@@ -50,6 +50,11 @@ def lr_share(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.final_share + (1.0 - config.final_share) * height
 
 
+def peak_of(config: OptimConfig) -> float:
+    """The learning rate of the matrices at its height."""
+    return config.lr if config.lr is not None else PEAKS[config.name]
+
+
 class Unsound(UserError):
     """An update that must not be kept."""
 
@@ -88,7 +93,7 @@ class MasterOptimizer:
             p.detach() if p.dtype == torch.float32 else p.detach().to(torch.float32) for p in self.parameters
         ]
         self.is_fused = self.masters[0].is_cuda  # one kernel reads and writes each number once
-        self.peak = config.lr if config.lr is not None else PEAKS[config.name]
+        self.peak = peak_of(config)
         self.parts = self.build()
 
     def build(self) -> list[tuple[torch.optim.Optimizer, float]]:

@@ -55,12 +55,33 @@ def outcome_of(
 def require_exams(found: Sequence[int], last: int, path: Path) -> None:
     """Raises UserError unless exams start at step 0 and end with the last step, as every run holds them."""
     if not found or found[0] != 0 or found[-1] != last:
-        there = f"exams of steps {found[0]} to {found[-1]}" if found else "no exam"
         raise UserError(
-            f"{str(path)!r} holds {there}: its lines were removed while the run trained",
+            f"{str(path)!r} holds {exams_text(found)}: its lines were removed while the run trained",
             f"the exams of steps 0 to {last}; the checkpoints are not touched by it",
             "bring the file back and give the same command again, or train into another --out",
         )
+
+
+def require_exams_before(run_dir: Path, step: int, exam_step: int | None) -> None:
+    """Raises UserError, before a run goes on from `step`, where the lines of its exams up to there were removed.
+
+    `exam_step` is that of the newest exam; None before there was one.
+    """
+    path = run_dir / METRICS_NAME
+    found = [line["step"] for line in read_metrics(path, EXAM) if line["step"] <= step]
+    if exam_step is None or (found and found[0] == 0 and exam_step in found):
+        return
+    export = f"dflash export {shlex.quote(str(run_dir))} --checkpoint {step}"
+    raise UserError(
+        f"{str(path)!r} holds {exams_text(found)}: its lines were removed since the checkpoint of step {step}",
+        f"the exams of steps 0 to {exam_step}, with which the run ends its report; the checkpoints are whole",
+        f"bring the file back and give the same command again; without it `{export}` keeps what was trained, and "
+        "another --out trains anew (with --warm-start from that folder)",
+    )
+
+
+def exams_text(steps: Sequence[int]) -> str:
+    return f"exams of steps {steps[0]} to {steps[-1]}" if steps else "no exam"
 
 
 def export_command(run_dir: Path, has_best: bool) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import UserError
-from ..settings import as_dict, as_toml, digest
+from ..settings_text import as_dict, as_toml, digest
 from ..store.files import publish, storage_error
 from ..store.frozen import CONFIG_PATH, read_document
 from ..store.ranges import as_ranges
@@ -24,8 +24,11 @@ from .facts import (
     HARMLESS,
     KERNELS_NAME,
     RunFacts,
+    StorePart,
     read_facts,
+    require_outside,
     require_own_folder,
+    require_part,
     require_same_run,
     require_same_store,
 )
@@ -71,6 +74,7 @@ def resolve_facts(
         )
     row_tokens = config.rows.row_tokens or default_row_tokens(longest_sample(reader, segments), device_type)
     anchors = config.rows.anchors or default_anchors(row_tokens, spec.block_size)
+    require_anchors(anchors, row_tokens)
     shape = RowShape(row_tokens=row_tokens, anchors=anchors, block_size=spec.block_size)
     shuffle = config.rows.shuffle_segments
     rows_per_step = config.rows.rows_per_step or (num_ranks if old is None else old.rows_per_step)
@@ -103,6 +107,16 @@ def resolve_facts(
     )
 
 
+def require_anchors(anchors: int, row_tokens: int) -> None:
+    """Raises UserError for more anchors than a row has tokens."""
+    if anchors > row_tokens:
+        raise UserError(
+            f"rows.anchors = {anchors}, and a row has {row_tokens} tokens",
+            "at most as many anchors as tokens, since each starts at a token of its own",
+            f"set rows.anchors to {row_tokens} or less (the default is one for every eight tokens)",
+        )
+
+
 def require_last(config: TrainConfig, has_last: bool) -> None:
     """Raises UserError where the objective reads last states and the store holds none."""
     if config.loss.needs_last and not has_last:
@@ -126,6 +140,12 @@ def resolve_spec(
     else:
         start, spec = read_start(drafter.init, target)
     return continued_spec(drafter, spec, target, tap_layers), start
+
+
+def committed_segments(reader: StoreReader) -> str:
+    """The segments that a run which begins now reads."""
+    has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
+    return ALL if has_all else as_ranges(np.unique(reader.samples.segment))
 
 
 def longest_sample(reader: StoreReader, segments: str) -> int:
@@ -195,22 +215,24 @@ def check_run(
     card_bytes: int | None = None,
     num_ranks: int = 1,
     look: StoreLook | None = None,
+    part: StorePart | None = None,
 ) -> Run:
     """Opens the store and compares the command with the run that RUN already holds; writes nothing.
 
     `device_type` is where it would train now, which decides the defaults of a new run; `card_bytes` is the memory of
-    its smallest card, None on a CPU; `look` opens the store. Raises UserError for a missing, unfinished or unfit
-    store, for a run of other facts, naming them with both values, and for one that the card has no kernels or no room
-    for.
+    its smallest card, None on a CPU; `look` opens the store, of which a run of a sweep reads the `part` that it is
+    given. Raises UserError for a missing, unfinished or unfit store, for a run of other facts, naming them with both
+    values, and for one that the card has no kernels or no room for.
     """
     run_dir, look = Path(config.out), look or StoreLook()
     old = read_facts(run_dir) if (run_dir / FACTS_NAME).exists() else None
     if old is None:
         require_own_folder(run_dir, "run", FACTS_NAME, LEFT_OVERS)
-        reader = look.open(Path(config.store), config.partial)
-        has_all = len(reader.commits) == reader.manifest.num_segments  # not with --partial, nor within a budget
-        segments = ALL if has_all else as_ranges(np.unique(reader.samples.segment))
+        require_outside(run_dir, Path(config.store))
+        reader = look.open(Path(config.store), config.partial if part is None else part.segments != ALL)
+        segments = committed_segments(reader) if part is None else part.segments
         facts = resolve_facts(config, reader, segments, device_type(), num_ranks=num_ranks, look=look)
+        require_part(facts, part)
         require_head_dim(facts.spec.head_dim, facts.device_type, WIDER_HEADS)
         facts, choice = fit(config, facts, reader, None, card_bytes)
         num_holding = count_mask_token(reader, facts, look)
@@ -220,6 +242,7 @@ def check_run(
     require_same_store(run_dir, old, reader.manifest)
     facts = resolve_facts(config, reader, old.segments, old.device_type, old, num_ranks, look)
     require_same_run(run_dir, old, facts)
+    require_part(facts, part)
     require_head_dim(facts.spec.head_dim, device_type(), WIDER_HEADS)
     facts, choice = fit(config, facts, reader, old, card_bytes)
     return Run(config, facts, reader, is_new=False, choice=choice)

@@ -45,6 +45,8 @@ class DrafterSpec:
     slot_meaning: str = SLOT_MEANING
 
     def __post_init__(self) -> None:
+        if self.num_kv_heads < 1:
+            raise ValueError(f"num_kv_heads = {self.num_kv_heads}, and there is at least one")
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"drafter with {self.num_heads} query heads and {self.num_kv_heads} key/value heads",

@@ -19,7 +19,7 @@ from . import checkpoint
 from .config import TrainConfig
 from .device import card_bytes, device_name, pick_device
 from .environment import plan_facts, write_environment
-from .facts import KERNELS_NAME
+from .facts import KERNELS_NAME, StorePart
 from .guards import out_of_memory
 from .loop import Trainer
 from .memory_choice import memory_table
@@ -32,10 +32,10 @@ DISK_FAILED = (*NO_SPACE, errno.EROFS, errno.EIO, errno.EFBIG)
 LOCK_WAIT_S = 10.0  # a killed trainer needs a moment to let go of its memory and of RUN
 
 
-def run_trainer(channel: Channel, config: TrainConfig, rank: Rank | None = None) -> None:
+def run_trainer(channel: Channel, config: TrainConfig, rank: Rank | None = None, part: StorePart | None = None) -> None:
     """The trainer process: starts, resumes or finds finished the run that `config` names.
 
-    Without a `rank` it is the only one, on the first device that `config` means.
+    Without a `rank` it is the only one, on the first device that `config` means. A run of a sweep reads its `part`.
     """
     if rank is None:
         rank = ranks_here(config.devices, torch.cuda.device_count(), 1, {})[0]
@@ -44,7 +44,7 @@ def run_trainer(channel: Channel, config: TrainConfig, rank: Rank | None = None)
         torch.cuda.set_device(device)  # where CUDA graphs and Triton kernels go, which ask no tensor
     ranks = join(rank, device, channel, config.stall_s)
     card = min(ranks.gather(card_bytes(device), "the memory of every card"), key=lambda size: size or 0)
-    run = check_run(config, lambda: device.type, card, ranks.count)
+    run = check_run(config, lambda: device.type, card, ranks.count, part=part)
     ranks.require_equal(run_digest(run), "the run as each rank would train it")
     torch.set_num_threads(config.cpu_threads or max(1, cpu_threads(run.facts.spec.hidden_size) // rank.num_local))
     with ExitStack() as held:
@@ -98,6 +98,8 @@ def train_run(run: Run, device: torch.device, ranks: Ranks) -> None:
             ranks.channel.tell(("notes", {"notes": [memory_table(run.choice)]}))
         raise out_of_memory(str(error), run.choice) from error
     except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # a CPU's, for which torch has no class
+            raise out_of_memory(str(error), run.choice) from error
         disk = getattr(error, "inner_exception", None)  # of torch's compiler, which names no path
         if not isinstance(disk, OSError) or disk.errno not in DISK_FAILED:
             raise

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..settings import as_lines
+from ..settings_text import as_lines
 from ..store.size import human_bytes
 from .evaluate.acceptance import histogram_bars
 from .outcome import GREEDY

@@ -4,6 +4,7 @@ A rule follows from a type, as the fields of a dataclass have theirs, or is made
 and of no key what it means.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType
@@ -39,6 +40,11 @@ def is_count(value: Any) -> bool:
 
 def is_finite(value: Any) -> bool:
     return is_number(value) and abs(value) <= MOST_NUMBER
+
+
+def require_unicode(value: Any) -> None:
+    """Raises ValueError for half a character in a text of a JSON value: `"\\ud800"` parses, and cannot be printed."""
+    json.dumps(value, ensure_ascii=False).encode()
 
 
 def or_none(rule: Rule) -> Rule:

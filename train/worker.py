@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..progress import bar, say
-from ..settings import as_dict
+from ..settings_text import as_dict
 from ..watch import Channel, Job, run_all
 from .config import TrainConfig
-from .facts import FACTS_NAME, KERNELS_NAME, read_facts
+from .facts import FACTS_NAME, KERNELS_NAME, StorePart, read_facts
 from .metrics import EXAM, ORIGIN, TRAIN
 from .outcome import TrainReport, read_report
 from .rank import Rank, ranks_here
@@ -58,12 +58,12 @@ def known_rows(config: TrainConfig) -> int | None:
     return config.rows.rows_per_step or (read_facts(Path(config.out)).rows_per_step if is_there else None)
 
 
-def train_here(channel: Channel, config: TrainConfig, rank: Rank) -> None:
+def train_here(channel: Channel, config: TrainConfig, rank: Rank, part: StorePart | None = None) -> None:
     """The trainer process. Compiled kernels live in RUN, so that a restart runs the very same ones."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(config.out).absolute() / KERNELS_NAME)
     from .start import run_trainer  # after that line: torch._inductor settles the folder as soon as it is imported
 
-    run_trainer(channel, config, rank)
+    run_trainer(channel, config, rank, part)
 
 
 class Progress:

@@ -49,7 +49,7 @@ class ArrowFile:
                 self.whole = list(pa.ipc.open_stream(self.mapped))
         except (pa.ArrowException, OSError) as error:
             raise broken(self.path, EXPECTED, error) from error
-        check_names(self.path, self.schema.names)
+        check_names(self.path, self.schema)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,8 +154,12 @@ def has_dictionary(kind: pa.DataType) -> bool:
     return any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def check_names(path: Path, names: list[str]) -> None:
-    """Raises UserError where two columns have one name: a row could hold only one of them."""
+def check_names(path: Path, schema: pa.Schema) -> None:
+    """Raises UserError where two columns have one name, as a row could hold only one of them, or one is not UTF-8."""
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise odd_name(path, error) from error
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UserError(
@@ -163,6 +167,14 @@ def check_names(path: Path, names: list[str]) -> None:
             "each name once",
             "rename or drop all but one",
         )
+
+
+def odd_name(path: Path, error: UnicodeDecodeError) -> UserError:
+    return UserError(
+        f"input {str(path)!r} has a column whose name is not UTF-8: {error.object!r:.80}",
+        "names in UTF-8",
+        "rename the column",
+    )
 
 
 def broken(path: Path, expected: str, error: Exception) -> UserError:

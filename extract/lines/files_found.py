@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ... import UserError
 from .byte_streams import COMPRESSIONS, SNIFFED_BYTES, format_of_bytes, unreadable
-from .dataset_folders import is_dataset
+from .dataset_folders import is_dataset, parts_of
 from .standard_input import STDIN_NAME
 
 FORMATS = (
@@ -32,12 +32,13 @@ STDIN = "-"
 def find_sources(inputs: Sequence[str]) -> list[Path]:
     """Files and dataset folders in the order given; those that a pattern or a folder stands for sorted.
 
+    A saved dictionary of datasets stands for its parts, each a source of its own.
     A folder that is no saved dataset, like a glob (`**` reaches any depth), stands for all files below it that
     are of a format that is read, and for saved datasets as a whole; hidden files and folders are passed over.
     A file that is named must be there, of whatever format. Raises UserError for a path that is not there, a link
-    to nothing, a folder or glob that finds nothing, a pipe, or a file named twice.
+    to nothing, a folder or glob that finds nothing, a pipe, a broken dictionary, or a file named twice.
     """
-    found = [path for given in inputs for path in found_under(given)[0]]
+    found = [part for given in inputs for path in found_under(given)[0] for part in parts_of(path)]
     if not found:
         raise UserError("no input was given", FORMATS, "name at least one file")
     seen: set[str] = set()

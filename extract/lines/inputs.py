@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ... import UserError
 from .byte_streams import opened, unreadable
-from .dataset_folders import dataset_files, saved_datasets
+from .dataset_folders import dataset_files, is_held_out, saved_dataset
 from .files_found import STDIN, find_sources, known_kind, short_names
 from .json_lines import InputLine
 from .json_lines import LeftOut as LeftOut
@@ -38,6 +38,8 @@ class Chunk:
     num_lines: int
     """Blank lines are none."""
     piece: Piece
+    split: str | None = None
+    """What a line without a split of its own is given: its source says so."""
 
     def head(self, num_lines: int) -> "Chunk":
         """Its first lines."""
@@ -98,8 +100,10 @@ def source_sha256(path: Path) -> str:
 
 
 def sources_facts(sources: Sequence[Path]) -> list[dict[str, str]]:
-    """What tells the inputs of a run from any others: short names and contents, in their order."""
-    return [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)]
+    """What tells the inputs of a run from any others: short names, contents and a `split`, in their order."""
+    facts = [{"name": name, "sha256": source_sha256(path)} for name, path in zip(short_names(sources), sources)]
+    splits = map(split_of_source, sources)
+    return [fact | ({} if split is None else {"split": split}) for fact, split in zip(facts, splits)]
 
 
 def chunks(path: Path, keys: Collection[str] | None = None) -> Iterator[Chunk]:
@@ -110,14 +114,20 @@ def chunks(path: Path, keys: Collection[str] | None = None) -> Iterator[Chunk]:
     """
     kind, compression = known_kind(path)
     if kind == "dataset":
-        found = dataset_chunks(saved_datasets(path))
+        found = dataset_chunks(saved_dataset(path))
     elif kind == "parquet":
         found = parquet_chunks(path, keys)
     elif kind == "arrow":
         found = arrow_chunks([path])
     else:
         found = text_chunks(path, kind, compression)
-    return (Chunk(path, first, num_lines, piece) for first, num_lines, piece in found)
+    split = split_of_source(path)
+    return (Chunk(path, first, num_lines, piece, split) for first, num_lines, piece in found)
+
+
+def split_of_source(path: Path) -> str | None:
+    """The `split` of its lines that have none of their own: the test part of a saved dictionary is held out."""
+    return "heldout" if is_held_out(path) else None
 
 
 def text_chunks(path: Path, kind: str, compression: str) -> Iterator[tuple[int, int, Piece]]:
@@ -127,7 +137,11 @@ def text_chunks(path: Path, kind: str, compression: str) -> Iterator[tuple[int, 
 
 def lines_in(chunk: Chunk, keys: Collection[str] | None = None) -> list[InputLine]:
     """The parsed lines of a chunk; of tables only the columns `keys` are read (None: all)."""
-    return list(islice(chunk.piece.lines(chunk.source, chunk.first, keys), chunk.num_lines))
+    lines = list(islice(chunk.piece.lines(chunk.source, chunk.first, keys), chunk.num_lines))
+    for line in lines if chunk.split else ():
+        if line.value is not None and line.value.get("split") is None:
+            line.value["split"] = chunk.split
+    return lines
 
 
 def read_lines(path: Path, keys: Collection[str] | None = None) -> Iterator[InputLine]:

@@ -31,7 +31,7 @@ from .json_text import from_json_text, is_blank, is_filled, replacements_counted
 from .messages import MEDIA_KEYS, Message, as_message, media_of, messages_of
 from .prompts import read_instruction, read_prompt
 from .thoughts import ALL_KEYS, is_switch, with_one_thought
-from .token_lines import TOKEN_KEYS, Tokens, tokens_of
+from .token_lines import LABEL_KEY, TOKEN_KEYS, Tokens, tokens_of
 from .tool_calls import tools_of
 
 SHAPES = "messages, conversations, prompt + completion, instruction + output, text, input_ids + loss_mask or labels"
@@ -58,7 +58,8 @@ KEYS = TOKEN_KEYS.union(
     NOT_OF_TEXT,
     ALL_KEYS,
     "prompt instruction text chat_template_kwargs finish_reason stop_reason".split(),
-    "id task split response_origin label".split(),
+    "id task split response_origin".split(),
+    (LABEL_KEY,),
 )
 """Every key that is read; the columns of a table that are."""
 
@@ -193,7 +194,7 @@ def with_facts_beside(messages: list[Message], value: dict[str, Any]) -> list[Me
     last = dict(messages[-1])
     if last["role"] != "assistant":
         return messages
-    if value.get("label") is False and last.setdefault("weight", 0) not in (0, False):
+    if value.get(LABEL_KEY) is False and last.setdefault("weight", 0) not in (0, False):
         raise LeftOut(
             "shapes disagree", f"label false of the line and weight {short(last['weight'])} of its last answer"
         )

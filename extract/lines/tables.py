@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .arrow_file import ArrowFile, broken, check_names
+from .arrow_file import ArrowFile, broken, check_names, odd_name
 from .dataset_folders import SavedDataset
 from .json_lines import InputLine, LeftOut, as_input_line
 from .table_rows import holds_json, rows_of, shared, slim
@@ -113,13 +113,9 @@ def packed(runs: Iterable[tuple[Run, float]]) -> Iterator[tuple[int, int, ArrowR
         yield first, sum(run.count for run in held), ArrowRows(tuple(held))
 
 
-def dataset_chunks(datasets: Iterable[SavedDataset]) -> Iterator[tuple[int, int, ArrowRows]]:
-    """All rows of saved datasets, those with an index over their rows in the index's order."""
-    return packed(chain.from_iterable(map(dataset_runs, datasets)))
-
-
-def dataset_runs(saved: SavedDataset) -> Iterator[tuple[Run, float]]:
-    return indexed_runs(saved) if saved.indices else chain.from_iterable(map(runs_of, saved.data))
+def dataset_chunks(saved: SavedDataset) -> Iterator[tuple[int, int, ArrowRows]]:
+    """All rows of a saved dataset, of one with an index over its rows in the index's order."""
+    return packed(indexed_runs(saved)) if saved.indices else arrow_chunks(saved.data)
 
 
 def indexed_runs(saved: SavedDataset) -> Iterator[tuple[Run, float]]:
@@ -140,7 +136,8 @@ def indexed_runs(saved: SavedDataset) -> Iterator[tuple[Run, float]]:
             if not rows.size:
                 continue
             if not 0 <= rows.min() <= rows.max() < bounds[-1]:
-                raise broken(path, f"rows 0..{bounds[-1] - 1}", ValueError(f"it names row {rows.max()}"))
+                outside = rows.min() if rows.min() < 0 else rows.max()
+                raise broken(path, f"rows 0..{bounds[-1] - 1}", ValueError(f"it names row {outside}"))
             owners = np.searchsorted(bounds, rows, side="right") - 1
             breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owners) != 0)) + 1
             for begin, end in pairwise([0, *breaks.tolist(), len(rows)]):
@@ -182,13 +179,20 @@ def parquet_bytes(metadata: pq.FileMetaData) -> int:
 
 @contextmanager
 def parquet_file(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Raises UserError for a file without a Parquet file's end, and for columns of one name."""
+    """Raises UserError for a file without a Parquet file's end, and as `check_names` does."""
     try:
-        with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source, **options) as file:
-            check_names(path, file.schema_arrow.names)
+        with pa.OSFile(os.fsencode(path)) as source, named_in_utf8(path, source, **options) as file:
+            check_names(path, file.schema_arrow)
             yield file
     except (pa.ArrowException, OSError) as error:
         raise broken(path, "a whole Parquet file", error) from error
+
+
+def named_in_utf8(path: Path, source: pa.NativeFile, **options: Any) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source, **options)
+    except UnicodeDecodeError as error:
+        raise odd_name(path, error) from error
 
 
 def check_arrow(path: Path) -> None:

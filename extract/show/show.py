@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from ...settings import as_lines
+from ...settings_text import as_lines
 from .samples import Shown, ShownSample, open_shown
 from .tokens import LINE_END, TAB, Piece, Run, ends_of, runs_of, text_of
 

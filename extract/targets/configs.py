@@ -4,6 +4,7 @@ Knows transformers' config classes; no tokenizer, no tensor file, no model.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ... import UserError
@@ -27,6 +28,8 @@ HARMLESS_KEYS = {
     *("output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate", "initializer_range"),
 }
 """Keys of config.json that change no state; `dtype` is a fact of its own."""
+WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Kinds of layers that see so many tokens back, and the field that says how many."""
 COUNTS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 
 
@@ -45,8 +48,16 @@ def config_of(source: Source) -> Any:
             "the config.json of a causal language model known to the installed transformers",
             "update transformers, or choose another target",
         ) from error
-    if text_config(config) is not config:
-        settle_tie(source, text_config(config))
+    text = text_config(config)
+    if isinstance(text, dict):
+        raise UserError(
+            f"target {source.name!r}: config.json holds {json.dumps(text)[:40]} as the part for its decoder, which a "
+            f"{type(config).__name__} does not know",
+            "a part like text_config in the config of a multimodal family alone",
+            "drop that part, or copy or download config.json again",
+        )
+    if text is not config:
+        settle_tie(source, text)
     return config
 
 
@@ -159,6 +170,40 @@ def count_of(source: Source, config: Any, name: str) -> int:
         f"a decoder with {', '.join(COUNTS)}",
         "correct config.json, or choose a target of a family in docs/targets.md",
     )
+
+
+def require_usable_values(source: Source, config: Any) -> None:
+    """Raises UserError for values that config classes let pass and that no model, or no cache, can be built from."""
+    for wrong, expected in unusable_values(text_config(config), count_of(source, config, "vocab_size")):
+        raise UserError(
+            f"target {source.name!r}: its config.json says {wrong}",
+            expected,
+            "correct config.json, or copy or download it again",
+        )
+
+
+def unusable_values(text: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
+    """Such values of the decoder's config, each with what is expected."""
+    pad, kinds = value_of(text, "pad_token_id"), value_of(text, "layer_types") or ()
+    if isinstance(pad, int) and not -vocab_size <= pad < vocab_size:
+        yield f"pad_token_id = {pad}", f"an id below vocab_size = {vocab_size}, or null"
+    for kind, name in WINDOWS.items():
+        if kind in kinds and not value_of(text, name):
+            yield f"{name} = {json.dumps(value_of(text, name))} beside layers of {kind}", "a number of tokens"
+    for name, value in numbers_as_text(first_of(text, ("rope_parameters", "rope_scaling"), {})):
+        yield f"{name} = {value!r} among its rotary settings", "a number without quotes"
+
+
+def numbers_as_text(rope: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Rotary settings that are text and no name of a kind, also those of one kind of layer."""
+    if isinstance(rope, dict):
+        for key, value in rope.items():
+            yield from numbers_as_text(value, str(key))
+    elif isinstance(rope, (list, tuple)):
+        for value in rope:
+            yield from numbers_as_text(value, name)
+    elif isinstance(rope, str) and name not in ("rope_type", "type"):
+        yield name, rope
 
 
 def first_of(config: Any, names: tuple[str, ...], default: Any) -> Any:

@@ -7,6 +7,7 @@ to fingerprint them.
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ... import UserError
@@ -19,11 +20,18 @@ from .configs import (
     first_line,
     first_of,
     is_quantized,
+    require_usable_values,
     text_config,
 )
 from .fingerprint import text_sha256, tokenizer_sha256, weights_sha256
-from .headers import check_tensor_files, require_matrix_shapes, require_plain_numbers, stored_tensors
-from .source import Source, locate, tensor_files
+from .headers import (
+    check_tensor_files,
+    require_matrix_shapes,
+    require_one_place,
+    require_plain_numbers,
+    stored_tensors,
+)
+from .source import Source, locate, places_by_index, tensor_files
 
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 CROPPABLE_LAYERS |= {"deepseek_sparse_attention"}  # as transformers up to 5.17 at least calls the last of them
@@ -157,12 +165,8 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
     hidden, heads, num_layers, vocab_size, max_positions = (count_of(source, config, name) for name in COUNTS)
     eps = first_of(text, ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), 1e-6)
     is_tied = bool(first_of(text, ("tie_word_embeddings",), False))
-    files = tensor_files(source, getattr(config, "transformers_weights", None))
-    check_tensor_files(source, files)
-    if not is_quantized(config):
-        stored = stored_tensors(files)
-        require_plain_numbers(source, ((name, kind) for name, (kind, _) in stored.items()))
-        require_matrix_shapes(source, stored, (vocab_size, hidden), is_tied=is_tied)
+    require_usable_values(source, config)
+    files = sound_files(source, config, (vocab_size, hidden))
     parts: dict[str, Any] = tokenizer_facts(tokenizer) | {"eos_ids": stop_ids(source, config, tokenizer)}
     return TargetFacts(
         name=source.name,
@@ -186,6 +190,21 @@ def facts_of(source: Source, config: Any, tokenizer: Any, dtype: str) -> TargetF
         dtype=dtype,
         **parts,
     )
+
+
+def sound_files(source: Source, config: Any, matrix_shape: tuple[int, int]) -> list[Path]:
+    """The tensor files of a target, as far as their headers tell: whole, of plain numbers, each tensor in its place."""
+    named = getattr(config, "transformers_weights", None)
+    files = tensor_files(source, named)
+    check_tensor_files(source, files)
+    stored = stored_tensors(files)
+    if len(stored) == len(files):  # files of torch.save have no header: they are looked at when they are loaded
+        require_one_place(source, stored, places_by_index(source, named))
+    if not is_quantized(config):
+        merged = {name: entry for tensors in stored.values() for name, entry in tensors.items()}
+        require_plain_numbers(source, ((name, kind) for name, (kind, _) in merged.items()))
+        require_matrix_shapes(source, merged, matrix_shape)
+    return files
 
 
 def widest(size: Any) -> int:

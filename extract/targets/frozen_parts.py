@@ -14,8 +14,11 @@ from .base import TargetFacts
 
 def frozen_parts(model: Any, decoder: Any, norm_module: Any, facts: TargetFacts) -> dict[str, torch.Tensor]:
     """embedding [V, H], norm [H] fp32, head [V, H]; no head when it is the embedding. They give the model's logits."""
+    ids = torch.arange(min(4, facts.vocab_size), device=model.get_input_embeddings().weight.device)  # [4]
+    states = short_forward(model, decoder, ids)
+    require_finite(model, facts, states)
     parts = parts_of(model, norm_module, facts)
-    check_logits(model, decoder, facts, parts)
+    check_logits(facts, parts, ids, states)
     return parts
 
 
@@ -68,8 +71,8 @@ def effective_norm(norm: Any, facts: TargetFacts) -> torch.Tensor:
     )
 
 
-def check_logits(model: Any, decoder: Any, facts: TargetFacts, parts: dict[str, torch.Tensor]) -> None:
-    """Compares embedding rows and logits of a short text with what the model really computes."""
+def short_forward(model: Any, decoder: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of ids [n] the `first` layer's input and the `last` one's output [n, H], and the model's `logits` [n, V] fp32."""
     seen: dict[str, torch.Tensor] = {}
 
     def before_first(module: Any, args: Any, kwargs: Any) -> None:
@@ -78,21 +81,46 @@ def check_logits(model: Any, decoder: Any, facts: TargetFacts, parts: dict[str, 
     def after_last(module: Any, args: Any, output: Any) -> None:
         seen["last"] = (output[0] if isinstance(output, tuple) else output)[0]
 
-    embedding = parts["embedding"]
-    ids = torch.arange(min(4, facts.vocab_size), device=embedding.device)  # [4]
     handles = [
         decoder.layers[0].register_forward_pre_hook(before_first, with_kwargs=True),
         decoder.layers[-1].register_forward_hook(after_last),
     ]
     try:
-        real = model(input_ids=ids[None], use_cache=False).logits[0].float()  # [4, V]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0].float()  # [n, V]
     finally:
         for handle in handles:
             handle.remove()
-    ours = logits_from(parts, facts, seen["last"])  # [4, V]
+    return seen | {"logits": logits}
+
+
+def require_finite(model: Any, facts: TargetFacts, states: dict[str, torch.Tensor]) -> None:
+    """Raises UserError for logits with NaN or infinity, naming the weight that holds one."""
+    if bool(torch.isfinite(states["logits"]).all()):
+        return
+    weights = ((name, weight) for name, weight in model.named_parameters() if weight.dtype.itemsize > 1)
+    spoilt = next((name for name, weight in weights if not bool(torch.isfinite(weight).all())), None)
+    if spoilt is None:
+        raise UserError(
+            f"target {facts.name!r} gives logits that are not finite, and its weights are",
+            f"finite logits in {facts.dtype}",
+            "give another --set dtype, or choose another target",
+        )
+    raise UserError(
+        f"target {facts.name!r}: its weights hold NaN or infinity, first in {spoilt!r}",
+        "finite weights",
+        "copy or download the tensor files again, or record a checkpoint from before the training broke",
+    )
+
+
+def check_logits(
+    facts: TargetFacts, parts: dict[str, torch.Tensor], ids: torch.Tensor, states: dict[str, torch.Tensor]
+) -> None:
+    """Compares embedding rows and logits of ids [n] with what the model really computes, see `short_forward`."""
+    embedding, real = parts["embedding"], states["logits"]
+    ours = logits_from(parts, facts, states["last"])  # [n, V]
     tolerance = 1e-3 if embedding.dtype == torch.float32 else 5e-2
     for what, got, want in (
-        ("layer 0 input", embedding[ids].float() * facts.embedding_scale, seen["first"].float()),
+        ("layer 0 input", embedding[ids].float() * facts.embedding_scale, states["first"].float()),
         ("logits", ours, real),
     ):
         error = ((got - want).abs().max() / want.abs().max().clamp_min(1e-6)).item()

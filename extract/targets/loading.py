@@ -4,8 +4,7 @@ Knows transformers' loaders and quantizers, and by the adapter which tensors are
 """
 
 import pickle
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from ... import UserError
 from .adapter import adapter_of
 from .base import TargetFacts
 from .configs import first_line, is_quantized, quantization_of, text_config
-from .headers import require_plain_numbers, wrong_shape
-from .source import Source, tensor_files
+from .headers import HARMLESS, require_one_place, require_plain_numbers, wrong_shape
+from .source import Source, places_by_index, tensor_files
 
 WRAPPINGS = {"model", "language_model", "text_model", "backbone", "transformer"}
 """Names of modules around a decoder, of which a checkpoint may have more or fewer than the model."""
-HARMLESS = re.compile(r"inv_freq$|[kv]_scale$|[kv]_proj\.output_scale$")
-"""Rotary frequencies, which every model computes itself, and the scales of a quantized cache, which none here has."""
 
 
 def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype, spread: dict[str, Any]) -> Any:
@@ -31,7 +28,6 @@ def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype
 
     `spread` says which devices hold which layers, where they are several.
     """
-    from safetensors import SafetensorError
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -41,10 +37,8 @@ def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype
         options["device_map"] = {"": device}
     options |= spread
     try:
-        if not is_quantized(config):
-            files = tensor_files(source, getattr(config, "transformers_weights", None))
-            require_plain_numbers(source, formats_of([path for path in files if path.suffix == ".bin"]))
-        return loader_of(config).from_pretrained(
+        require_sound_pickles(source, config)
+        model, info = loader_of(config).from_pretrained(
             source.folder,
             dtype=dtype,
             output_loading_info=True,
@@ -53,27 +47,58 @@ def from_pretrained(source: Source, config: Any, device: str, dtype: torch.dtype
             ignore_mismatched_sizes=True,  # so that they are told: `require_whole` refuses them
             **options,
         )
-    except (SafetensorError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        is_known = not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error)
-        if not is_known and (is_quantized(config) or "conversion of the weights" in str(error)):
-            raise cannot_be_loaded(source, config, error) from error
-        if not is_known:
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of any kind: a family's code asserts, divides and indexes by what config.json says
+        if "CUDA error" in str(error):
             raise
+        raise (damaged(source, error) if is_damage(error) else cannot_be_loaded(source, config, error)) from error
+    for part in (model.config, text_config(model.config)):
+        part.return_dict = True  # a config may ask for tuples; what we read has names
+    return model, info
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether it says that a tensor file is torn."""
+    from safetensors import SafetensorError
+
+    known = (SafetensorError, EOFError, pickle.UnpicklingError)
+    return isinstance(error, known) or "PytorchStreamReader" in str(error)
+
+
+def damaged(source: Source, error: Exception) -> UserError:
+    return UserError(
+        f"target {source.name!r}: its weights are damaged: {first_line(error)}",
+        "whole tensor files",
+        "copy or download them again",
+    )
+
+
+def require_sound_pickles(source: Source, config: Any) -> None:
+    """What `facts.sound_files` asks of safetensors files by their headers, of files of torch.save."""
+    named = getattr(config, "transformers_weights", None)
+    formats = {path: formats_of(source, path) for path in tensor_files(source, named) if path.suffix == ".bin"}
+    if not formats:
+        return
+    require_one_place(source, formats, places_by_index(source, named))
+    if not is_quantized(config):
+        require_plain_numbers(source, (pair for pairs in formats.values() for pair in pairs.items()))
+
+
+def formats_of(source: Source, path: Path) -> dict[str, str]:
+    """Every tensor of a file of torch.save with its number format, without reading it."""
+    tensors = torch.load(path, map_location="meta", weights_only=True, mmap=is_zipfile(path))
+    if not isinstance(tensors, dict):
         raise UserError(
-            f"target {source.name!r}: its weights are damaged: {first_line(error)}",
-            "whole tensor files",
-            "copy or download them again",
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise cannot_be_loaded(source, config, error) from error
-
-
-def formats_of(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Every tensor of files of torch.save with its number format, without reading it."""
-    for path in files:
-        tensors = torch.load(path, map_location="meta", weights_only=True, mmap=is_zipfile(path))
-        for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
-            yield name, str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+            f"target {source.name!r}: {path.name} holds a {type(tensors).__name__}",
+            "a dict from names to tensors, as `torch.save(model.state_dict(), ...)` writes it",
+            "copy or download that file again, or save the model with save_pretrained",
+        )
+    return {
+        str(name): str(tensor.dtype).removeprefix("torch.")
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    }
 
 
 def require_whole(source: Source, model: Any, facts: TargetFacts, info: Mapping[str, Any]) -> None:
@@ -135,12 +160,13 @@ def require_known_quantization(source: Source, config: Any) -> None:
 
 
 def cannot_be_loaded(source: Source, config: Any, error: Exception) -> UserError:
-    kind = f"quantized weights ({quantization_of(config)}) " if is_quantized(config) else ""
+    """The error for whatever transformers raised: its kind and text tell more than we can."""
+    kind = f"with quantized weights ({quantization_of(config)}) " if is_quantized(config) else ""
     advice = "install what they need, or record the weights before quantization" if kind else "update transformers"
     return UserError(
-        f"target {source.name!r} {f'with {kind}' if kind else ''}cannot be loaded: {first_line(error)}",
-        "a causal language model known to the installed transformers",
-        f"{advice}, or choose another target",
+        f"target {source.name!r} {kind}cannot be loaded: {type(error).__name__}: {first_line(error)}",
+        f"in {str(source.folder)!r} a causal language model that transformers knows, with its own config.json",
+        f"compare config.json with the model's own, {advice}, or choose another target",
     )
 
 

@@ -25,6 +25,7 @@ WEIGHTS_NAMES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+ADAPTER_NAME = "adapter_config.json"
 ETAG_LIMIT_S = 10.0
 
 
@@ -41,7 +42,8 @@ class Source:
 def locate(name: str, *, weights: bool) -> Source:
     """Finds the target; a hub id is downloaded, without tensors unless `weights`.
 
-    Raises UserError for a name that is neither a folder nor packaged and cannot be downloaded.
+    Raises UserError for a name that is neither a folder nor packaged and cannot be downloaded, and for a folder with
+    an adapter in it.
     """
     if name in PACKAGED:
         if not (PACKAGED[name] / "config.json").is_file():
@@ -56,6 +58,7 @@ def locate(name: str, *, weights: bool) -> Source:
     try:
         path = Path(name).expanduser()
         if path.is_file() and path.suffix == ".gguf":
+            require_no_adapter(name, path.resolve().parent)
             return Source(name=str(path.resolve()), folder=path.resolve().parent, gguf=path.name)
         if path.is_dir():
             return locate_folder(path.resolve())
@@ -65,6 +68,7 @@ def locate(name: str, *, weights: bool) -> Source:
 
 
 def locate_folder(folder: Path) -> Source:
+    require_no_adapter(str(folder), folder)
     if (folder / "config.json").is_file():
         return Source(name=str(folder), folder=folder)
     files = sorted(p.name for p in folder.glob("*.gguf"))
@@ -111,9 +115,21 @@ def locate_hub(name: str, *, weights: bool) -> Source:
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise unknown_target(name, f"no such folder, and the hub gave none ({type(error).__name__})") from error
+    require_no_adapter(name, folder)
     if not (folder / "config.json").is_file():
         raise unknown_target(name, "its hub snapshot holds no config.json")
     return Source(name=name, folder=folder, revision=folder.name)
+
+
+def require_no_adapter(name: str, folder: Path) -> None:
+    """Refuses an adapter (LoRA): transformers adds it where peft is installed, and elsewhere leaves it out unsaid."""
+    if (folder / ADAPTER_NAME).exists():
+        raise UserError(
+            f"target {name!r} holds an adapter ({ADAPTER_NAME}) in {str(folder)!r}",
+            "weights that are whole in themselves",
+            "merge it with peft (merge_and_unload, save_pretrained) and give that folder, or take the base without it: "
+            f"move {ADAPTER_NAME} away",
+        )
 
 
 def unknown_target(name: str, why: str) -> UserError:
@@ -127,45 +143,75 @@ def unknown_target(name: str, why: str) -> UserError:
 def tensor_files(source: Source, named: str | None = None) -> list[Path]:
     """The files that transformers loads the weights from, sorted by name.
 
-    One GGUF file, else what is found first, in the order of transformers' `_get_resolved_checkpoint_files`: the file
-    or index `named` by the config's `transformers_weights`, model.safetensors, its index, pytorch_model.bin, its
-    index. Raises UserError when there are none or the index names a missing one.
+    One GGUF file, the one that `weights_file` names, or the files of its index. Raises UserError when there are none
+    or the index names a missing one.
     """
-    folder = source.folder
     if source.gguf:
-        return [folder / source.gguf]
-    for name in (named,) if named else WEIGHTS_NAMES:
-        if not (folder / name).is_file():
-            continue
-        return files_of_index(source, name) if name.endswith(".index.json") else [folder / name]
-    raise UserError(
-        f"target {source.name!r} holds no weights in {str(folder)!r}",
-        f"{named}, as transformers_weights in its config.json says"
-        if named
-        else "model.safetensors, or model.safetensors.index.json with its files",
-        "copy the weights into the folder",
-    )
-
-
-def files_of_index(source: Source, index: str) -> list[Path]:
-    """The files that an index names, all of them there."""
-    names = names_in_index(source, source.folder / index)
+        return [source.folder / source.gguf]
+    first = weights_file(source, named)
+    if not first.name.endswith(".index.json"):
+        return [first]
+    names = sorted(set(read_index(source, first).values()))
     absent = [name for name in names if not (source.folder / name).is_file()]
     if absent:
         raise UserError(
-            f"target {source.name!r}: {index} names {absent[0]!r}, which is not there",
+            f"target {source.name!r}: {first.name} names {absent[0]!r}, which is not there",
             f"all {len(names)} files of the index",
             "copy or download the missing files",
         )
     return [source.folder / name for name in names]
 
 
-def names_in_index(source: Source, path: Path) -> list[str]:
+def places_by_index(source: Source, named: str | None = None) -> dict[str, Path] | None:
+    """The file of each tensor, as the index says by which the weights are loaded; None where none is read."""
+    if source.gguf:
+        return None
+    first = weights_file(source, named)
+    if not first.name.endswith(".index.json"):
+        return None
+    return {tensor: source.folder / name for tensor, name in read_index(source, first).items()}
+
+
+def weights_file(source: Source, named: str | None) -> Path:
+    """What is found first, in the order of transformers' `_get_resolved_checkpoint_files`.
+
+    The file or index `named` by the config's `transformers_weights`, model.safetensors, its index, pytorch_model.bin,
+    its index. Raises UserError when there is none.
+    """
+    if not isinstance(named, str | None):
+        raise UserError(
+            f"target {source.name!r}: transformers_weights in its config.json is {str(named)[:40]}",
+            "the name of a file with tensors, or of an index",
+            "drop transformers_weights, or name the file",
+        )
+    found = [name for name in ((named,) if named else WEIGHTS_NAMES) if (source.folder / name).is_file()]
+    if not found:
+        raise UserError(
+            f"target {source.name!r} holds no weights in {str(source.folder)!r}",
+            f"{named}, as transformers_weights in its config.json says"
+            if named
+            else "model.safetensors, or model.safetensors.index.json with its files",
+            "copy the weights into the folder",
+        )
+    return source.folder / found[0]
+
+
+def read_index(source: Source, path: Path) -> dict[str, str]:
+    """The weight_map of an index, from tensor to file. Raises UserError for an index that transformers cannot use."""
     try:
-        return sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+        index = json.loads(path.read_text(encoding="utf-8"))
+        found = {str(tensor): str(name) for tensor, name in index["weight_map"].items()}
+        is_whole = isinstance(index.get("metadata"), dict)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"target {source.name!r}: {path.name} cannot be read: {type(error).__name__}: {error}".splitlines()[0],
             "a JSON object with a weight_map from tensor to file",
             "copy or download that file again",
         ) from error
+    if not found or not is_whole:
+        raise UserError(
+            f"target {source.name!r}: {path.name} has {'no metadata' if found else 'an empty weight_map'}",
+            "a JSON object with metadata (an object, which may be empty) and a weight_map from tensor to file",
+            'add "metadata": {} to it' if found else "copy or download that file again",
+        )
+    return found

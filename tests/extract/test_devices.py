@@ -1,8 +1,13 @@
 """What the user types, what the machine has, and how shards meet devices."""
 
+from typing import Any
+
 import pytest
 from dflash_offline import UserError
+from dflash_offline.extract.config import ExtractConfig
 from dflash_offline.extract.devices import choose_devices, choose_workers, own_shards, single_devices
+from dflash_offline.extract.plan import make_groups
+from dflash_offline.extract.shares import own_groups
 
 
 @pytest.mark.parametrize(
@@ -92,3 +97,37 @@ def test_shards_of_this_node(text: str, expected: tuple[int, ...]) -> None:
 def test_shards_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="only = "):
         own_shards(text, 8)
+
+
+@pytest.mark.parametrize("text", ["0-99999999999", "0-99999999999999999999", "9" * 5000, "0," * 5000 + "1"])
+def test_huge_lists_are_refused_before_they_are_made(text: str) -> None:
+    for refuse in (lambda: choose_devices(text, 8), lambda: choose_devices(text, 0), lambda: own_shards(text, 8)):
+        with pytest.raises(UserError, match="devices = |only = ") as caught:
+            refuse()
+        assert len(str(caught.value).splitlines()) == 3
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("shards", 100_001),
+        ("shards", 10**20),
+        ("window", 2**31),
+        ("window", 10**20),
+        ("cpu_threads", 100_000),
+        ("cpu_threads", 10**11),
+        ("store", ""),
+        ("data", " "),
+    ],
+)
+def test_values_that_nothing_could_be_made_of_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} = "):
+        ExtractConfig(**{name: value})
+
+
+def test_the_most_shards_are_few_enough_to_be_listed() -> None:
+    config = ExtractConfig(shards=100_000, only="0-99999", cpu_threads=1024, window=2**31 - 1)
+    assert config.own_shards == tuple(range(100_000))
+    assert own_groups(40, 40, 100_000, (0, 99_999)) == [range(38, 40)]
+    assert own_groups(40, 40, 100_000, config.own_shards) == make_groups(40)

@@ -112,7 +112,7 @@ def fill_segments(
             else:
                 sink.append(sample_id, position, planes, last, status=code)
         sink.commit({"host": "somewhere"})
-    write_consolidated(store, manifest.plan_sha256, manifest.num_segments)
+    write_consolidated(store, manifest.identity_sha256, manifest.num_segments)
 
 
 def numbers_of(store: Path, **options: Any) -> list[int]:

@@ -97,6 +97,18 @@ def test_a_disk_too_small_for_the_tokens(small_disk: Path) -> None:
     assert not list(small_disk.rglob("*.tmp.*"))
 
 
+def test_a_disk_without_inodes_says_so(small_disk: Path, tmp_path: Path, small: ModuleType) -> None:
+    """It has bytes left, which alone would tell nobody what to do."""
+    plan = small.make_plan(small.make_samples(tmp_path / "data", 3))
+    remount(small_disk, "nr_inodes=8")  # fewer than a laid out store has files and folders
+    with pytest.raises(UserError) as caught:
+        small.create_store(small_disk / "store", small.make_manifest(plan), plan, tmp_path / "data")
+    assert "ENOSPC" in caught.value.happened
+    assert "a free inode for each new file: none is left" in caught.value.expected
+    assert "bytes) are free" in caught.value.expected
+    assert "remove files" in caught.value.advice
+
+
 def test_a_read_only_disk(small_disk: Path, tmp_path: Path, small: ModuleType) -> None:
     plan = small.make_plan(small.make_samples(tmp_path / "data", 3))
     manifest = small.make_manifest(plan)

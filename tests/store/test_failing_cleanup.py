@@ -131,7 +131,7 @@ def test_what_a_killed_launcher_left_at_the_very_end_is_removed(tmp_path: Path, 
     left = [store_dir / f"{name}.tmp.elsewhere.17" for name in (ERRORS_NAME, "index.arrow")]
     for path in left:
         path.touch()
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     write_errors(store_dir, Measurement())
     assert not list(store_dir.rglob("*.tmp.*"))
 

@@ -83,7 +83,7 @@ def build(folder: Path, small: ModuleType, codec: str, *, seed: int, num_samples
     generator = torch.Generator().manual_seed(seed)
     embedding, norm = torch.randn(900, 8, generator=generator), torch.randn(8, generator=generator)
     write_frozen(store, {"embedding": embedding, "norm": norm}, target)
-    assert write_consolidated(store, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store, manifest.identity_sha256, manifest.num_segments)
     assert manifest.num_segments >= 3
     return store
 

@@ -78,22 +78,26 @@ def test_a_stranger_reads_a_store_from_the_page_alone(tmp_path: Path, small: Mod
     store_dir, manifest_given, _ = small.make_store(tmp_path, 20, status={103: 1, 108: 2})
     attributes = json.loads((store_dir / "zarr.json").read_text())["attributes"]
     manifest = attributes["dflash"]
-    assert manifest["version"] == 1
+    assert manifest["version"] == 2
     assert canonical_sha256(manifest) == attributes["dflash_sha256"]
+    own_data = {name: value for name, value in manifest["data"].items() if name != "report"}
+    identity = canonical_sha256(manifest | {"data": own_data})
     plan, metadata = checked_arrow(store_dir / "plan/index.arrow")
     assert plan_sha256(plan, manifest["segment_positions"]) == manifest["plan_sha256"]
     assert metadata[b"plan_sha256"].decode() == manifest["plan_sha256"]
     if is_consolidated:
         from dflash_offline.store.index import write_consolidated
 
-        write_consolidated(store_dir, manifest_given.plan_sha256, manifest_given.num_segments)
+        write_consolidated(store_dir, manifest_given.identity_sha256, manifest_given.num_segments)
         commits, metadata = checked_arrow(store_dir / "index.arrow")
+        assert metadata[b"identity_sha256"].decode() == identity
         weights = {segment: sizes for segment, *sizes in json.loads(metadata[b"segments"])}
     else:
         tables, weights = [], {}
         for path in sorted((store_dir / "commits").iterdir()):
             table, metadata = checked_arrow(path)
             assert int(metadata[b"segment"]) == int(path.stem)
+            assert metadata[b"identity_sha256"].decode() == identity
             weights[int(path.stem)] = json.loads(metadata[b"file_bytes"])
             tables.append(table)
         commits = pa.concat_tables(tables)

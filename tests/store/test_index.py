@@ -34,7 +34,7 @@ def commit_table(segment: int) -> pa.Table:
 def write_commits(folder: Path, segments: list[int]) -> None:
     (folder / "commits").mkdir(exist_ok=True)
     for segment in segments:
-        metadata = {"plan_sha256": SHA, "file_bytes": f"[{segment + 1000}]", "host": "box"}
+        metadata = {"identity_sha256": SHA, "file_bytes": f"[{segment + 1000}]", "host": "box"}
         index.write_commit(folder, segment, commit_table(segment), metadata)
 
 
@@ -106,10 +106,14 @@ def test_commits_come_back_by_segment(tmp_path: Path) -> None:
     assert index.committed_segments(tmp_path) == {0, 3, 10}
 
 
-def test_commits_of_another_plan_or_under_a_wrong_name_are_refused(tmp_path: Path) -> None:
+def test_commits_of_another_store_or_under_a_wrong_name_are_refused(tmp_path: Path) -> None:
     write_commits(tmp_path, [0])
-    with pytest.raises(UserError, match=r"00000000\.arrow.*plan"):
-        index.read_commits(tmp_path, "6" * 64)
+    assert index.write_consolidated(tmp_path, SHA, 1)
+    for read in (index.read_commits, index.read_consolidated):
+        with pytest.raises(UserError, match=f"belongs to another store, one with identity {SHA}") as caught:
+            read(tmp_path, "6" * 64)
+        assert f"identity {'6' * 64}" in caught.value.expected
+        assert len(str(caught.value).splitlines()) == 3
     index.commit_path(tmp_path, 0).rename(index.commit_path(tmp_path, 1))
     with pytest.raises(UserError, match=r"00000001\.arrow.*segment 0, not 1"):
         index.read_commits(tmp_path, SHA)

@@ -29,7 +29,7 @@ def lines_of(store_dir: Path) -> dict[str, str]:
 def test_a_whole_store(tmp_path: Path, small: ModuleType, codec: str) -> None:
     store_dir, manifest, plan = small.make_store(tmp_path, 20, codec=codec, status={102: 1, 107: 2})
     write_frozen(store_dir, {"embedding": torch.randn(9, 8), "norm": torch.ones(8)}, manifest.target)
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     told = lines_of(store_dir)
     positions = plan["n"].to_numpy()
     assert told["samples"] == "20 planned, 18 ok, 1 non-finite, 1 failed"

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 def sound(tmp_path_factory: pytest.TempPathFactory, small: ModuleType) -> Path:
     store_dir, manifest, _ = small.make_store(tmp_path_factory.mktemp("sound"), 12, status={102: 1, 107: 2})
     write_frozen(store_dir, {"embedding": torch.randn(9, 8), "norm": torch.ones(8)}, manifest.target)
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     return store_dir
 
 

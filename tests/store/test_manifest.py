@@ -63,6 +63,14 @@ def test_the_report_of_the_data_is_no_identity(manifest: Manifest) -> None:
     assert differences(manifest, replace(manifest, data={**manifest.data, "report": {"lines_in": 4}})) == []
 
 
+def test_the_identity_is_that_of_equal_settings_and_of_no_others(manifest: Manifest) -> None:
+    again = replace(manifest, data={**manifest.data, "report": {"lines_in": 4}})
+    assert again.identity_sha256 == replace(manifest).identity_sha256 == manifest.identity_sha256
+    others = [change(manifest).identity_sha256 for change in CHANGES.values()]
+    others += [replace(manifest, **{name: value}).identity_sha256 for name, value in (("window", 8), ("dtype", "f"))]
+    assert len({manifest.identity_sha256, *others}) == 1 + len(CHANGES) + 2
+
+
 def test_a_later_fact_is_compared_where_both_have_it(manifest: Manifest) -> None:
     """Stores written before it was there still open, resume and train."""
     before = replace(manifest, target={k: v for k, v in manifest.target.items() if k != "config_sha256"})
@@ -79,7 +87,7 @@ def test_no_store_here(tmp_path: Path) -> None:
         read_manifest(tmp_path / "file")
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None])
+@pytest.mark.parametrize("version", [1, 3, "2", None])
 def test_another_format_version_is_refused(tmp_path: Path, manifest: Manifest, version: object) -> None:
     write_manifest(tmp_path, replace(manifest, version=version))
     with pytest.raises(UserError, match="format version"):

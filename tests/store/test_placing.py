@@ -1,7 +1,9 @@
 """Samples placed next fit, never straddling, in segments sized by rule; against a slow placement."""
 
 import numpy as np
-from dflash_offline.store.placing import MAX_SEGMENT_BYTES, aligned, choose_segment_positions, place
+import pytest
+from dflash_offline import UserError
+from dflash_offline.store.placing import MAX_SEGMENT_BYTES, aligned, choose_segment_positions, lay_out, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +35,14 @@ def test_segment_size_keeps_its_rules(sizes: list[int], bytes_per_position: int)
     assert size == 64 or total / size >= 64 or grew_for_one_sample
     could_double = total / (2 * size) >= 64 and 2 * size * bytes_per_position <= MAX_SEGMENT_BYTES
     assert not could_double, "a larger segment would have kept all rules"
+
+
+def test_a_segment_longer_than_any_is_refused() -> None:
+    sizes = np.array([64, 128])
+    assert lay_out(sizes, 100.0, 2**30)[0] == 2**30
+    for segment_positions in (2**31, 2**62, 2**70):
+        with pytest.raises(UserError, match=f"segment_positions = {segment_positions} is more than a segment can have"):
+            lay_out(sizes, 100.0, segment_positions)
 
 
 def test_two_gib_at_the_widths_of_a_large_target() -> None:

@@ -69,12 +69,12 @@ class Story:
         for segment in range(manifest.num_segments):
             self.fill(writer, segment, "old")
             calls.append(("promise", segment))
-        write_consolidated(store, manifest.plan_sha256, manifest.num_segments)
+        write_consolidated(store, manifest.identity_sha256, manifest.num_segments)
         shutil.copytree(store, store.parent.parent / "old")
         calls.append(("withdraw", 1))
         self.fill(writer, 1, "new")
         calls.append(("promise", 1))
-        write_consolidated(store, manifest.plan_sha256, manifest.num_segments)
+        write_consolidated(store, manifest.identity_sha256, manifest.num_segments)
 
     def states(self, sample_id: int, n: int, version: str, planes: int = 3) -> np.ndarray:
         return self.small.states(sample_id + (10**7 if version == "new" and sample_id in self.again else 0), n, planes)
@@ -100,7 +100,7 @@ class Story:
         remove_temporaries(store, range(self.manifest.num_segments))
         for segment in missing:
             self.fill(writer, segment, "new")
-        write_consolidated(store, self.manifest.plan_sha256, self.manifest.num_segments)
+        write_consolidated(store, self.manifest.identity_sha256, self.manifest.num_segments)
         found = self.small.tree(store)
         if found not in self.whole.values():
             whole = self.whole["new"]

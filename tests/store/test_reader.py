@@ -134,7 +134,7 @@ def test_the_consolidated_index_is_enough(copy: Path, store: tuple[Path, Manifes
     with StoreReader(copy) as reader:
         expected = read_all(reader)
     manifest = store[1]
-    assert write_consolidated(copy, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(copy, manifest.identity_sha256, manifest.num_segments)
     shutil.rmtree(copy / "commits")
     with StoreReader(copy) as reader:
         found = read_all(reader)
@@ -270,7 +270,7 @@ def test_a_snapshot_is_what_is_committed(tmp_path: Path, small: ModuleType) -> N
         with pytest.raises(UserError, match=f"segment {manifest.num_segments} .*not committed"):
             reader.snapshot_of([0, manifest.num_segments])
     small.fill_segment(writer, 1, {104: 1})  # the same states again, whoever wrote them
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     with StoreReader(store_dir) as reader:
         assert reader.snapshot == seen[-1]
         assert reader.snapshot_of([2, 0]) == seen[1]
@@ -344,10 +344,10 @@ def test_missing_tokens_are_named(copy: Path) -> None:
 def test_a_newer_format_is_refused(copy: Path) -> None:
     path = copy / "zarr.json"
     group = json.loads(path.read_text())
-    group["attributes"]["dflash"]["version"] = 2
+    group["attributes"]["dflash"]["version"] = 3
     group["attributes"]["dflash_sha256"] = checksum(group["attributes"]["dflash"])
     path.write_text(json.dumps(group))
-    with pytest.raises(UserError, match="format version 2"):
+    with pytest.raises(UserError, match="format version 3"):
         StoreReader(copy)
 
 

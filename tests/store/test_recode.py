@@ -389,6 +389,11 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(
         made(whole, whole)
     with pytest.raises(UserError, match="is given twice"):
         made(whole, out=str(whole))
+    with pytest.raises(UserError, match=r"lies inside '.*', a store to read"):
+        made(whole, out=str(whole / "sub" / "sub"))
+    assert not (whole / "sub").exists()
+    with pytest.raises(UserError, match="segment_positions = 4611686018427387904 is more than"):
+        made(whole, segment_positions=2**62)
     with pytest.raises(UserError, match=r"tap 3 is not in .*\nexpected: some of its taps 1, 9, 17"):
         made(whole, taps=(1, 3))
     with pytest.raises(UserError, match=r"codec 'lz4' is unknown"):
@@ -470,8 +475,32 @@ def test_an_incomplete_store_is_read_as_of_the_first_start(lab: ModuleType, made
     assert "--partial" in caught.value.advice
     for name in ("commits/00000003.arrow", "index.arrow"):
         (store / name).unlink()
-    with pytest.raises(UserError, match="segment 3 .* is not committed any more"):
+    with pytest.raises(UserError, match=r"segment 3 of .* is not committed; .* started with segments 0-1,3 of"):
         made(store, partial=True)
+
+
+@pytest.mark.parametrize("first_fill", [[0, 1, 2], None])
+def test_parts_of_one_plan_are_recoded_again_and_resumed(
+    lab: ModuleType, made: Recode, tmp_path: Path, first_fill: list[int] | None
+) -> None:
+    """Two stores of the same plan: both half filled, or the first of them whole."""
+    num_segments = read_manifest(lab.make_store(tmp_path / "probe", range(NUM_SAMPLES), fill=[])).num_segments
+    first = lab.make_store(tmp_path / "first", range(NUM_SAMPLES), fill=first_fill)
+    second = lab.make_store(tmp_path / "second", range(NUM_SAMPLES), fill=range(3, num_segments))
+    out, _ = made(first, second, partial=True)
+    before = lab.small.tree(out)
+    assert sorted(lab.numbers_of(out)) == list(range(NUM_SAMPLES))
+    _, again = made(first, second, partial=True)
+    assert again.num_kept_segments == again.num_segments
+    (out / "commits" / "00000000.arrow").unlink()
+    (out / "index.arrow").unlink()
+    _, again = made(first, second, partial=True)
+    assert again.num_kept_segments == again.num_segments - 1
+    assert lab.small.tree(out) == before
+    with pytest.raises(UserError, match="is not committed; the new store was started with segments") as caught:
+        made(second, first, partial=True)
+    assert str(second) in caught.value.happened
+    assert "give them in that order" in caught.value.advice
 
 
 def test_samples_that_are_not_ok_are_left_out_by_name(lab: ModuleType, made: Recode, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dflash_offline.store.files import FolderLock
 from dflash_offline.store.frozen import write_frozen
 from dflash_offline.store.index import COMMIT_SCHEMA, write_consolidated
 from dflash_offline.store.integrity import verify
-from dflash_offline.store.manifest import Manifest, read_manifest
+from dflash_offline.store.manifest import Manifest, read_manifest, write_manifest
 from dflash_offline.store.reader import StoreReader
 from dflash_offline.store.repair import next_command, repair
 
@@ -28,7 +28,7 @@ from dflash_offline.store.repair import next_command, repair
 def made(tmp_path_factory: pytest.TempPathFactory, small: ModuleType) -> tuple[Path, Manifest]:
     store_dir, manifest, _ = small.make_store(tmp_path_factory.mktemp("made"), 16)
     write_frozen(store_dir, {"embedding": torch.randn(9, 8), "norm": torch.ones(8)}, manifest.target)
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     return store_dir, manifest
 
 
@@ -43,10 +43,24 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
+def other_checksum(store: Path) -> None:
+    """A sound `index.arrow` that says something else of segment 1 than its commit."""
+    manifest, path = read_manifest(store), store / "commits/00000001.arrow"
+    before = path.read_bytes()
+    table, metadata = read_table(path, COMMIT_SCHEMA)
+    del metadata["checksum"]
+    place = table.schema.get_field_index("crc32c")
+    wrong = pa.array(table.column("crc32c").to_numpy() ^ 1)
+    write_table(path, table.set_column(place, COMMIT_SCHEMA.field("crc32c"), wrong), metadata)
+    assert write_consolidated(store, manifest.identity_sha256, manifest.num_segments)
+    path.write_bytes(before)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[int]]] = {
     "a bit of a chunk": (lambda store: flip(store / "hidden/c.1.0.0", 40), [1]),
     "a segment is gone": (lambda store: (store / "last/c.0.0.0").unlink(), [0]),
     "a commit": (lambda store: flip(store / "commits/00000001.arrow", 300), [1]),
+    "an index that differs": (other_checksum, [1]),  # which of the two is wrong cannot be told
     "several": (lambda store: [flip(store / f"hidden/c.{number}.0.0", -30) for number in (0, 2)], [0, 2]),
 }
 
@@ -78,9 +92,38 @@ def test_marked_segments_are_written_again(
     writer = small.StoreWriter(copy, made[1])
     assert sorted(set(range(made[1].num_segments)) - writer.committed()) == segments
     small.fill_segments(writer, segments)
-    assert write_consolidated(copy, made[1].plan_sha256, made[1].num_segments)
+    assert write_consolidated(copy, made[1].identity_sha256, made[1].num_segments)
     again = verify(copy)
     assert (again.faults, again.uncommitted) == ([], [])
+    assert {path: data for path, data in small.tree(copy).items() if ".damaged-" not in path} == small.tree(made[0])
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_segment_of_another_store_is_written_again(
+    copy: Path, made: tuple[Path, Manifest], small: ModuleType, tmp_path: Path, has_index: bool
+) -> None:
+    """Of the same data and plan, sound in itself, but of other taps."""
+    plan = small.make_plan(small.make_samples(tmp_path / "data", 16))
+    manifest = replace(small.make_manifest(plan), tap_layers=(17, 9, 1))
+    assert manifest.plan_sha256 == made[1].plan_sha256
+    small.create_store(tmp_path / "foreign", manifest, plan, tmp_path / "data")
+    small.fill_segment(small.StoreWriter(tmp_path / "foreign", manifest), 0)
+    for name in ("hidden/c.0.0.0", "last/c.0.0.0", "commits/00000000.arrow"):
+        shutil.copy(tmp_path / "foreign" / name, copy / name)
+    if not has_index:
+        (copy / "index.arrow").unlink()
+        with pytest.raises(UserError, match="belongs to another store"):
+            StoreReader(copy)
+    writer = small.StoreWriter(copy, made[1])
+    with pytest.raises(UserError, match="belongs to another store"):
+        writer.committed()
+    report = verify(copy)
+    assert "belongs to another store" in str(report.faults[0])
+    assert report.damaged_segments == [0]
+    assert list(repair(copy, report).segments) == [0]
+    assert (verify(copy).faults, verify(copy).uncommitted) == ([], [0])
+    small.fill_segment(writer, 0)
+    assert write_consolidated(copy, made[1].identity_sha256, made[1].num_segments)
     assert {path: data for path, data in small.tree(copy).items() if ".damaged-" not in path} == small.tree(made[0])
 
 
@@ -90,26 +133,12 @@ def test_a_mark_is_taken_back_by_renaming(copy: Path, made: tuple[Path, Manifest
     assert path is not None
     flip(copy / "hidden/c.1.0.0", 40)
     path.rename(copy / "commits/00000001.arrow")
-    assert write_consolidated(copy, made[1].plan_sha256, made[1].num_segments)
+    assert write_consolidated(copy, made[1].identity_sha256, made[1].num_segments)
     assert not verify(copy).faults
-
-
-def other_checksum(store: Path) -> None:
-    """A sound `index.arrow` that says something else of segment 1 than its commit."""
-    manifest, path = read_manifest(store), store / "commits/00000001.arrow"
-    before = path.read_bytes()
-    table, metadata = read_table(path, COMMIT_SCHEMA)
-    del metadata["checksum"]
-    place = table.schema.get_field_index("crc32c")
-    wrong = pa.array(table.column("crc32c").to_numpy() ^ 1)
-    write_table(path, table.set_column(place, COMMIT_SCHEMA.field("crc32c"), wrong), metadata)
-    assert write_consolidated(store, manifest.plan_sha256, manifest.num_segments)
-    path.write_bytes(before)
 
 
 WRONG_INDEXES: dict[str, tuple[Callable[[Path], object], list[int]]] = {
     "a bit": (lambda store: flip(store / "index.arrow", 700), []),
-    "another checksum": (other_checksum, []),
     "a commit is gone": (lambda store: (store / "commits/00000001.arrow").unlink(), [1]),
 }
 
@@ -135,7 +164,7 @@ def test_a_wrong_index_marks_no_segment(
     report = verify(copy)
     assert (report.faults, report.uncommitted) == ([], uncommitted)
     small.fill_segments(small.StoreWriter(copy, made[1]), uncommitted)
-    assert write_consolidated(copy, made[1].plan_sha256, made[1].num_segments)
+    assert write_consolidated(copy, made[1].identity_sha256, made[1].num_segments)
     assert {path: data for path, data in small.tree(copy).items() if path != aside} == small.tree(made[0])
 
 
@@ -211,3 +240,29 @@ def test_the_command(copy: Path, small: ModuleType, capsys: pytest.CaptureFixtur
     assert "frozen/config.json' does not exist; to do: run the same extract again" in told.out
     main(["verify", str(copy)])
     assert "not committed: segments 1;" in capsys.readouterr().out
+
+
+def older_version(store: Path) -> None:
+    write_manifest(store, replace(read_manifest(store), version=1))
+
+
+ADVICES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "manifest": (lambda store: (store / "zarr.json").unlink(), "to do: copy the file from a backup"),
+    "version": (older_version, "to do: use the version of dflash-offline that made the store"),
+    "frozen": (lambda store: shutil.rmtree(store / "frozen"), "to do: run the same extract again"),
+    "tokens": (lambda store: (store / "plan/tokens-00001.arrow").unlink(), "to do: "),
+    "array": (lambda store: (store / "hidden/zarr.json").unlink(), "to do: delete it and run the same extract again"),
+}
+
+
+@pytest.mark.parametrize("name", ADVICES)
+def test_where_no_segment_is_damaged_the_advice_is_that_of_the_faults(
+    copy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, words = ADVICES[name]
+    damage(copy)
+    assert run(["verify", str(copy)]) == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert "--repair" not in told[-1]
+    assert told[-1].startswith(words), told
+    assert len(told[-3:]) == 3

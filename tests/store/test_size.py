@@ -64,6 +64,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400 + "TB", "10000 PB", "9223372036854775808"])
+def test_more_than_any_disk_holds_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"is more than any disk holds\nexpected: at most 9000 PB") as caught:
+        parse_size(text)
+    assert len(caught.value.happened) < 80
+
+
 @pytest.mark.parametrize(
     "size_bytes, text",
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_680_000_000, "1.68 GB"), (2.5e16, "25 PB")],

@@ -77,6 +77,10 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, small: ModuleType) -> None:
     (tmp_path / "home/letter.txt").touch()
     with pytest.raises(UserError, match=r"letter\.txt"):
         create_store(tmp_path / "home", manifest, plan, tmp_path / "data")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for place in (tmp_path / "link", tmp_path / "link" / "inside"):
+        with pytest.raises(UserError, match=f"link' is a link to '{tmp_path}/nothing', where nothing is"):
+            small.create_store(place, manifest, plan, tmp_path / "data")
     with pytest.raises(UserError, match="is a file"):
         create_store(tmp_path / "home/letter.txt", manifest, plan, tmp_path / "data")
     assert os.listdir(tmp_path / "home") == ["letter.txt"]
@@ -142,7 +146,7 @@ def test_misuse_of_a_segment_is_refused(tmp_path: Path, small: ModuleType) -> No
 
 def test_a_segment_written_again_replaces_the_consolidated_index(tmp_path: Path, small: ModuleType) -> None:
     store_dir, manifest, _ = small.make_store(tmp_path, 10)
-    assert write_consolidated(store_dir, manifest.plan_sha256, manifest.num_segments)
+    assert write_consolidated(store_dir, manifest.identity_sha256, manifest.num_segments)
     commit_path(store_dir, 1).unlink()
     writer = StoreWriter(store_dir, manifest)
     assert writer.committed() == set(range(manifest.num_segments)) - {1}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.settings import as_toml, build, resolve
+from dflash_offline.settings import build, resolve
+from dflash_offline.settings_text import as_toml
 from dflash_offline.train.config import LOSS_READ_WITH, OPTIM_READ_WITH, TrainConfig
 from dflash_offline.train.kinds import named_layers
 
@@ -23,6 +24,9 @@ REFUSED = [
     *("steps=1000000000001", "steps=99999999999999999999", "steps=-1", "cpu_threads=1025", "stall_s=1000000.5"),
     *("drafter.num_layers=1025", "drafter.window=1000000001", "drafter.intermediate_size=16777217"),
     *("drafter.num_heads=4097", "drafter.num_kv_heads=4097", "drafter.head_dim=4097"),
+    *("noise=1e+308", "noise=1000000.5", "noise=nan", "optim.lr=1e+308", "optim.lr=1e+30", "optim.lr=1000000.5"),
+    *("optim.adamw_lr=1e+308", "optim.weight_decay=1e+308", "optim.clip=1e+308", "loss.hybrid_eta=1e+308"),
+    *("loss.gamma=1e-320", "loss.gamma=0.0009", "loss.gamma=1e+308", "loss.dpace_alpha=1e-320"),
     *("rows.row_tokens=4194432", "rows.anchors=4194305", "rows.rows_per_step=1000001", "rows.shuffle_segments=1000001"),
 ]
 
@@ -49,6 +53,14 @@ def test_a_value_that_cannot_work_is_refused_by_name(override: str) -> None:
         *("steps=0", "steps=1000000000000", "cpu_threads=1024", "stall_s=1000000.0", "drafter.num_layers=1024"),
         *("drafter.window=1000000000", "drafter.num_heads=4096", "rows.row_tokens=4194304", "rows.anchors=4194304"),
         *("optim.beta1=0.0", "optim.momentum=0.0", "optim.clip=0.0", "optim.weight_decay=0.0", "optim.lr=1e-30"),
+        *(
+            "optim.lr=1e6",
+            "optim.clip=1e30",
+            "optim.weight_decay=1e6",
+            "noise=1e6",
+            "loss.gamma=1e-3",
+            "loss.gamma=1e6",
+        ),
     ],
 )
 def test_the_ends_of_a_range_are_taken(override: str) -> None:

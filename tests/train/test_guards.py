@@ -1,11 +1,13 @@
 """What a training that goes wrong says of itself."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from dflash_offline import UserError
-from dflash_offline.train.guards import LossSpikes, Suspect, blamed, out_of_memory, suspects
+from dflash_offline.train.config import OptimConfig
+from dflash_offline.train.guards import LossSpikes, Suspect, blamed, diverged, out_of_memory, suspects
 from dflash_offline.train.memory_choice import Demand, memory_table, require_room
 from dflash_offline.train.optim import Unsound, require_sound
 from dflash_offline.train.order import Place
@@ -66,6 +68,15 @@ def test_a_loss_that_is_not_finite_is_unsound_by_itself() -> None:
     with pytest.raises(Unsound, match="update 3 has the norm 1.0, its loss is inf"):
         require_sound(3, 2.0, 1.0, math.inf)
     require_sound(3, 2.0, 1.0, 5.0)
+
+
+def test_an_exam_without_numbers_before_training_is_no_divergence() -> None:
+    error = diverged(UserError("states are not all finite", "", ""), 0, OptimConfig(), Path("run"), [])
+    assert error.happened == "states are not all finite before the first update"
+    assert "dflash verify" in error.advice
+    later = diverged(UserError("states are not all finite", "", ""), 7, OptimConfig(name="adamw"), Path("run"), [])
+    assert later.happened == "states are not all finite at step 7: the training diverged, with optim.lr = 0.0006"
+    assert "export" not in later.advice, "there is no checkpoint"
 
 
 def test_a_full_card_is_explained_with_the_plan(tiny_spec) -> None:

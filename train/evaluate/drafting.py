@@ -72,10 +72,14 @@ class DrafterProposer:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
+class NotFinite(UserError):
+    """Output of a drafter that is no number: its `happened` says which."""
+
+
 def require_finite(found: Tensor, name: str) -> None:
-    """Raises UserError unless all numbers of the drafter's output are finite; a NaN would pass for a wrong draft."""
+    """Raises NotFinite unless all numbers of the drafter's output are finite; a NaN would pass for a wrong draft."""
     if not bool(found.isfinite().all()):
-        raise UserError(
+        raise NotFinite(
             f"the drafter's {name} are not all finite",
             "a drafter whose weights and states are numbers",
             "examine another checkpoint with --checkpoint, and look at the run's losses",

@@ -20,6 +20,7 @@ from ..value_rules import (
     object_of,
     or_none,
     pair_of,
+    require_unicode,
     values_of,
     wrong_key,
 )
@@ -67,6 +68,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     reason = f"the keys {' and '.join(MARKS)} are not there"
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        require_unicode(found)
     except (ValueError, RecursionError) as error:
         found, reason = None, f"{type(error).__name__}: {error}".replace("\n", " ")
     except OSError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..sweep.effects import ALONE
+from ..sweep.effects import ALONE, share_text
 from ..value_rules import is_finite
 from . import words
 from .markup import Cell
@@ -31,6 +31,7 @@ def result_columns(entries: Sequence[Entry]) -> dict[str, list[Cell]]:
         "over cycles": [measured(e.results, "acceptance_length_cycles") for e in entries],
         "decoded": [measured(e.decoded, "acceptance_length") for e in entries],
         "decoded, over cycles": [measured(e.decoded, "acceptance_length_cycles") for e in entries],
+        "decoded, prompts": [count_cell((e.decoded or {}).get("num_prompts")) for e in entries],
         "speed-up": [number_cell((e.decoded or {}).get("speed_up")) for e in entries],
         "step": [number_cell((e.results or {}).get("step")) for e in entries],
         "loss": [number_cell((e.results or {}).get("loss")) for e in entries],
@@ -51,6 +52,10 @@ def measured(found: Mapping[str, Any] | None, name: str) -> Cell:
 
 def number_cell(value: Any, factor: float = 1.0) -> Cell:
     return Cell(short(value * factor), sort=value) if is_finite(value) else Cell("", sort="")
+
+
+def count_cell(value: Any) -> Cell:
+    return Cell(str(value), sort=value) if is_finite(value) else Cell("", sort="")
 
 
 def setting_cell(text: str) -> Cell:
@@ -83,7 +88,8 @@ def effect_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def effects_note(comparison: Comparison) -> str:
-    """Of what the effects are."""
+    """Of what the effects are, and why some have no share."""
     step = comparison.effects[0]["step"]
     at = "at the end" if step is None else f"at step {step}"
-    return f"Acceptance length {at}; shares are of {ALONE}."
+    unsaid = [f"{effect['field']}: {share_text(effect)}." for effect in comparison.effects if effect["share"] is None]
+    return " ".join([f"Acceptance length {at}; shares are of {ALONE}.", *unsaid])

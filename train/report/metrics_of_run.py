@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics import EXAM, METRICS_NAME, ORIGIN, TRAIN
-from ..value_rules import is_count, is_finite, is_text
+from ..value_rules import is_count, is_finite, is_text, require_unicode
 
 CURVES = (
     "loss",
@@ -146,6 +146,8 @@ def object_of(text: str) -> dict[str, Any]:
     """The JSON object of a line; empty where it is none."""
     try:
         found = json.loads(text)
+        if "\\u" in text:
+            require_unicode(found)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -3,9 +3,7 @@
 What cannot be read is a note, never an end. Knows the run's files; no torch, and nothing of how they are shown.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -18,17 +16,21 @@ from ..environment import ENVIRONMENT_NAME
 from ..evaluate.evaluation_file import read_evaluation
 from ..facts import CHECKPOINTS_NAME, CONFIG_NAME, FACTS_NAME, RunFacts, read_facts
 from ..outcome import REPORT_NAME
-from ..value_rules import is_finite, is_object, is_text, list_of, object_of, or_none, wrong_key
+from ..value_rules import is_finite, is_object, is_text, list_of, object_of, or_none, require_unicode, wrong_key
+from .held import is_held
 from .metrics_of_run import RunMetrics, read_run_metrics
+from .of_sweep import SweepPlace, place_in_sweep
 from .series import EVALUATIONS
 
 FINISHED, GOING, STOPPED = "finished", "going", "stopped"
-LOCK_NAME = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFolder:
-    """All that RUN says. `evaluations` are by file name, `config` is None where train.toml cannot be read."""
+    """All that RUN says. `evaluations` are by file name, `config` is None where train.toml cannot be read.
+
+    `sweep` is None for a run that belongs to none.
+    """
 
     run_dir: Path
     facts: RunFacts
@@ -40,6 +42,7 @@ class RunFolder:
     outcome: Mapping[str, Any]
     environment: Mapping[str, Any]
     checkpoints: tuple[str, ...]
+    sweep: SweepPlace | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -57,15 +60,18 @@ class RunFolder:
         return max(trained, key=lambda exam: (exam["acceptance_length"], exam["step"]), default=None)
 
 
-def read_run(run_dir: Path) -> RunFolder:
-    """Reads RUN. Raises UserError where there is no run at all, or one of another format."""
+def read_run(run_dir: Path, sweep: SweepPlace | None = None) -> RunFolder:
+    """Reads RUN. Raises UserError where there is no run at all, or one of another format.
+
+    `sweep` is its place in its sweep, where that is known already.
+    """
     facts, notes = read_facts(run_dir), []
+    sweep = sweep or place_in_sweep(run_dir)
     metrics = read_run_metrics(run_dir)
     state, config = state_of(run_dir), read_config(run_dir, notes)
     if state != FINISHED:
-        notes.append(
-            f"step {metrics.last_step:,} of {facts.steps:,}: {why_unfinished(state, config, metrics.last_step)}"
-        )
+        why = why_unfinished(state, config, metrics.last_step, sweep)
+        notes.append(f"step {metrics.last_step:,} of {facts.steps:,}: {why}")
     notes += metrics.notes
     if not metrics.exams:
         notes.append("no exam yet: acceptance is unknown")
@@ -82,6 +88,7 @@ def read_run(run_dir: Path) -> RunFolder:
         outcome=read_object(run_dir / REPORT_NAME, notes),
         environment=read_environment(run_dir, notes),
         checkpoints=checkpoint_names(run_dir),
+        sweep=sweep,
         notes=tuple(notes),
     )
 
@@ -93,25 +100,12 @@ def state_of(run_dir: Path) -> str:
     return GOING if is_held(run_dir) else STOPPED
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a process holds the lock of the folder, of a run or of a sweep."""
-    try:
-        fd = os.open(folder / LOCK_NAME, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def why_unfinished(state: str, config: TrainConfig | None, step: int) -> str:
+def why_unfinished(state: str, config: TrainConfig | None, step: int, sweep: SweepPlace | None) -> str:
     """What is known of a run that has no report.json."""
     if state == GOING:
         return "the run is still going; these are its numbers so far"
+    if sweep is not None:
+        return sweep.why_unfinished()
     if config is not None and config.stop_at == step:
         return "the run stands where stop_at ended it"
     return "the run was stopped or failed; its command said why, and typed again goes on from the newest checkpoint"
@@ -183,6 +177,7 @@ def read_object(path: Path, notes: list[str]) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none, with a note where it is broken."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        require_unicode(found)
     except (ValueError, RecursionError, OSError) as error:
         found = None
         notes.append(f"{path.name} is broken: {type(error).__name__}")

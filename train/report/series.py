@@ -190,7 +190,7 @@ def histogram_bars(exams: Sequence[tuple[Mapping[str, Any], str, int]]) -> Bars 
             mean_text=f"acceptance length {exam['acceptance_length']:.2f} (mean over prompts)",
         )
         for exam, name, colour in exams
-        if sum(exam.get("histogram") or ()) and is_finite(exam["acceptance_length"])
+        if sum(exam.get("histogram") or ()) and is_finite(exam.get("acceptance_length"))
     ]
     if not groups:
         return None

@@ -148,9 +148,10 @@ def dots_svg(chart: Dots) -> str:
     values = [value for _, value, _ in chart.dots]
     plane = Plane((-0.5, len(chart.categories) - 0.5), padded(values))
     drawn = [axes(plane, [], linear_ticks(*plane.y), "")]
+    most = max(18, 108 // len(chart.categories))  # characters that have room below a column
     for number, (name, mean) in enumerate(zip(chart.categories, chart.means)):
         across = plane.across(number)
-        text = name if len(name) <= 18 else f"{name[:15]}..."
+        text = name if len(name) <= most else f"{name[: most - 3]}..."
         drawn.append(
             f'<text class="tick" x="{across:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(text)}</text>'
         )

@@ -1,9 +1,8 @@
 """A sweep folder, or several runs, as entries to compare: what differs between them and how far each came.
 
-Computes no effect and no ranking of a sweep: sweep.json has them.
+Computes no ranking of a sweep: sweep.json has it. The effects are those of its runs, as sweep.json has them, too.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,28 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ... import UserError
-from ...settings import resolve
-from ..sweep.config import SweepConfig
-from ..sweep.defaults import value_in
-from ..sweep.effects import compared, labels
+from ..sweep.effects import grouped, main_effects
 from ..sweep.halving import too_late
-from ..sweep.record import (
-    CONFIG_NAME,
-    DEFINITIONS,
-    FINISHED,
-    OUT,
-    STATES,
-    SWEEP_NAME,
-    RunRecord,
-    Sweep,
-    numbers_text,
-    read_sweep,
-    shown,
-)
+from ..sweep.record import DEFINITIONS, STATES, SWEEP_NAME, RunRecord, Sweep, numbers_text, read_sweep, shown
 from ..sweep.report import commands_of_best
 from ..value_rules import is_finite
-from .run_folder import RunFolder, is_held, read_run, settings_of
-from .words import out_option, value_text
+from .held import is_held
+from .measured_on import unlike
+from .of_sweep import SweepPlace, again_command, place_of, unfinished
+from .run_folder import RunFolder, read_run, settings_of
+from .words import value_text
 
 OWN_PLACE = ("out",)  # differs between any two runs and says nothing
 
@@ -88,8 +75,9 @@ def read_comparison(folder: Path) -> Comparison:
     """What sweep.json says, with every run folder that is there. Raises UserError where it cannot be read."""
     sweep = read_sweep(folder)
     assert sweep is not None, "asked of a folder with a sweep.json"
-    entries = [sweep_entry(sweep, run) for run in sweep.runs]
-    is_going = is_held(folder)
+    is_going, left = is_held(folder), unfinished(sweep)
+    entries = [sweep_entry(sweep, run, place_of(sweep, run, left, is_going)) for run in sweep.runs]
+    effects = main_effects(sweep)
     told = {
         "store": sweep.store,
         "runs": strategy_text(sweep),
@@ -102,8 +90,8 @@ def read_comparison(folder: Path) -> Comparison:
         path=str(folder),
         fields=sweep.fields,
         entries=sorted(entries, key=lambda entry: (entry.rank is None, entry.rank or 0)),
-        effects=sweep.effects,
-        dots=effect_dots(sweep, entries),
+        effects=effects,
+        dots=effect_dots(sweep, effects, entries),
         facts=told,
         notes=unfinished_notes(sweep, is_going),
         commands=[] if is_going else next_commands(sweep),
@@ -132,22 +120,6 @@ def next_commands(sweep: Sweep) -> list[str]:
     return [*([again_command(sweep.folder)] if unfinished(sweep) else []), *commands_of_best(sweep)]
 
 
-def unfinished(sweep: Sweep) -> list[RunRecord]:
-    """The runs that the sweep's own command goes on with."""
-    late = too_late(sweep)
-    return [run for run in sweep.runs if run.state not in (FINISHED, OUT) and run not in late]
-
-
-def again_command(folder: Path) -> str:
-    """The command that goes on with the sweep in this folder, also where its config is of another place."""
-    file = folder / CONFIG_NAME
-    try:
-        here = out_option(resolve(SweepConfig, name="sweep", file=file).out, folder)
-    except UserError:
-        here = ""  # the command will say what is wrong with the file
-    return f"dflash sweep --config {shlex.quote(str(file))}{here}"
-
-
 def strategy_text(sweep: Sweep) -> str:
     """How the runs were chosen, and which of them went on."""
     text = f"{len(sweep.runs)}, chosen by {sweep.strategy}"
@@ -158,10 +130,10 @@ def strategy_text(sweep: Sweep) -> str:
     return text
 
 
-def sweep_entry(sweep: Sweep, record: RunRecord) -> Entry:
+def sweep_entry(sweep: Sweep, record: RunRecord, place: SweepPlace) -> Entry:
     run, error, run_dir = None, record.error, sweep.folder / record.folder
     try:
-        run = read_run(run_dir) if run_dir.is_dir() else None
+        run = read_run(run_dir, place) if run_dir.is_dir() else None
     except UserError as fault:
         error = error or fault.happened
     return Entry(
@@ -177,19 +149,18 @@ def sweep_entry(sweep: Sweep, record: RunRecord) -> Entry:
     )
 
 
-def effect_dots(sweep: Sweep, entries: Sequence[Entry]) -> dict[str, list[tuple[int, float, str]]]:
+def effect_dots(
+    sweep: Sweep, effects: Sequence[Mapping[str, Any]], entries: Sequence[Entry]
+) -> dict[str, list[tuple[int, float, str]]]:
     """For each field with an effect: (place of its value, acceptance length, name) of every run that it is about."""
     titles = {record.number: entry.title for record, entry in zip(sweep.runs, entries)}
     found = {}
-    for effect in sweep.effects:
-        lengths = {run.number: value for run in sweep.runs if (value := compared(run, effect["step"])) is not None}
-        runs = [run for run in sweep.runs if run.number in lengths]
-        names = [value["label"] for value in effect["values"]]
-        own = labels([value_in(sweep, run, effect["field"]) for run in runs])
+    for effect in effects:
+        groups = grouped(sweep, effect["field"], effect["step"])
         found[effect["field"]] = [
-            (names.index(label), lengths[run.number], titles[run.number])
-            for label, run in zip(own, runs)
-            if label in names
+            (place, length, titles[run.number])
+            for place, value in enumerate(effect["values"])
+            for run, length in groups[value["label"]]
         ]
     return found
 
@@ -204,10 +175,7 @@ def read_runs(folders: Sequence[Path]) -> Comparison:
     if len(set(names)) < len(names):
         entries = [replace(entry, label=str(entry.run.run_dir)) for entry in entries if entry.run is not None]
     ranked = [replace(e, rank=rank if own_length(e) is not None else None) for rank, e in enumerate(entries, start=1)]
-    stores = {run.facts.store["plan_sha256"] for run in runs}
-    warning = (
-        "these runs were trained on different stores: their held-out answers differ, so do not rank them by acceptance"
-    )
+    warning = unlike({entry.label: entry.run.facts for entry in entries if entry.run is not None})
     facts = {} if fields else {"settings": "equal in all runs"}
     return Comparison(
         title=f"{len(runs)} runs",
@@ -215,7 +183,7 @@ def read_runs(folders: Sequence[Path]) -> Comparison:
         fields=fields,
         entries=ranked,
         facts=facts,
-        notes=[warning] if len(stores) > 1 else [],
+        notes=[] if warning is None else [warning],
         definitions={},
     )
 

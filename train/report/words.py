@@ -1,10 +1,8 @@
 """A run in words and short tables: the one owner of what the page and `dflash inspect` say of it. No torch."""
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ... import UserError
@@ -16,6 +14,7 @@ from ..kinds import describe
 from ..outcome import GREEDY, export_command
 from ..row_memory import num_weights
 from ..value_rules import is_finite
+from .of_sweep import out_option
 from .run_folder import FINISHED, RunFolder, Setting, settings_of
 from .scale import short
 from .series import EVALUATIONS, slot_means
@@ -225,24 +224,21 @@ def value_text(value: Any) -> str:
 def commands(run: RunFolder) -> list[str]:
     """What is typed next: the rest of the run, the exams, the export."""
     own = shlex.quote(str(run.run_dir))
-    again = [] if run.state == FINISHED else [again_command(run)]
+    again = [] if run.state == FINISHED else again_commands(run)
     if not run.checkpoints:
         return again
     export = f"{export_command(run.run_dir, run.best_exam() is not None)} --out {EXPORT_FOLDER}"
     return [*again, f"dflash evaluate {own} --offline", f"dflash evaluate {own}", export]
 
 
-def again_command(run: RunFolder) -> str:
-    """The command that goes on with the run, also past the step where `stop_at` ended it."""
+def again_commands(run: RunFolder) -> list[str]:
+    """The command that goes on with the run, also past the step where `stop_at` ended it; of a sweep's run, if any."""
+    if run.sweep is not None:
+        return run.sweep.again()
     is_at_its_stop = run.config is not None and run.config.stop_at == run.metrics.last_step
     past = " --set stop_at=none" if is_at_its_stop else ""
     here = "" if run.config is None else out_option(run.config.out, run.run_dir)
-    return f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}{here}{past}"
-
-
-def out_option(out: str, folder: Path) -> str:
-    """The --out that a command with this config needs to work on the folder, as on one that was copied or moved."""
-    return "" if os.path.realpath(out) == os.path.realpath(folder) else f" --out {shlex.quote(str(folder))}"
+    return [f"dflash train --config {shlex.quote(str(run.run_dir / CONFIG_NAME))}{here}{past}"]
 
 
 def exam_rows(

@@ -144,12 +144,14 @@ def grid(fields: Mapping[str, list[Any]]) -> list[Overrides]:
 def draws(fields: Mapping[str, Any], count: int, seed: int) -> list[Overrides]:
     """Independent draws, none twice; the first ones do not depend on `count`.
 
+    Each field has random numbers of its own: the order of the fields does not count.
     Raises UserError where the fields have fewer combinations than that.
     """
-    numbers, found = random.Random(seed), []
+    streams = {name: random.Random(f"{seed}/{name}") for name in fields}
+    found: list[Overrides] = []
     for _ in range(count):
         for _ in range(REDRAWS):
-            run = {name: draw(values, numbers.random()) for name, values in fields.items()}
+            run = {name: draw(values, streams[name].random()) for name, values in fields.items()}
             if run not in found:
                 found.append(run)
                 break

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from ...settings import as_dict
+from ...settings_text import as_dict
 from ..config import TrainConfig
 from .choices import Overrides, dotted
 from .record import RunRecord, Sweep

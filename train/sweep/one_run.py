@@ -14,6 +14,7 @@ from typing import Any
 
 from ...watch import Channel
 from ..config import TrainConfig
+from ..facts import StorePart
 from ..metrics import METRICS_NAME, TRAIN, read_metrics
 from ..outcome import REPORT_NAME
 from ..rank import Rank
@@ -25,17 +26,21 @@ NO_KERNELS = "no kernels"  # kind of the message that those of another run could
 CONTEXT, WARM_UPS, REPEATS = 512, 3, 20  # of the timed draft: tokens before the block, calls
 
 
-def train_one(channel: Channel, config: TrainConfig, rank: Rank, log_path: str, kernels: Path | None) -> None:
-    """Trains the run, and tells the results of one that is finished. What it writes to stderr goes to a file.
+def train_one(
+    channel: Channel, config: TrainConfig, rank: Rank, part: StorePart | None, log_path: str, kernels: Path | None
+) -> None:
+    """Trains the run to its rung, or to its end and tells its results. What it writes to stderr goes to a file.
 
-    A new run begins with a copy of the compiled `kernels` of another, where it gets one.
+    It reads the `part` of the store that all runs of the sweep do. A new run begins with a copy of the compiled
+    `kernels` of another, where it gets one.
     """
     file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(file, sys.stderr.fileno())
     if kernels is not None and (reason := take_over(kernels, Path(config.out), channel.beat)):
         channel.tell((NO_KERNELS, {"reason": reason}))
-    train_here(channel, config, rank)
-    if (Path(config.out) / REPORT_NAME).exists():
+    train_here(channel, config, rank, part)
+    is_to_its_end = config.stop_at is None  # a run that another command finished may have rungs before it
+    if is_to_its_end and (Path(config.out) / REPORT_NAME).exists():
         channel.tell((MEASURED, measured(channel, Path(config.out), rank.device)))
 
 

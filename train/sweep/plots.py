@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from ..plots import COLOURS, dress, new_figure, save
-from .defaults import value_in
-from .effects import compared, labels, share_text
+from .effects import grouped, share_text
 from .record import EFFECTS_NAME, Sweep
 
 PANEL_PX, HEAD_PX = 240, 20
@@ -18,12 +17,10 @@ def plot_effects(sweep: Sweep) -> Path | None:
         return None
     figure = new_figure(HEAD_PX + PANEL_PX * len(effects))
     for axes, effect in zip(figure.subplots(len(effects), 1, squeeze=False)[:, 0], effects):
-        lengths = {run.number: value for run in sweep.runs if (value := compared(run, effect["step"])) is not None}
-        runs = [run for run in sweep.runs if run.number in lengths]
         names = [value["label"] for value in effect["values"]]
-        places = [names.index(label) for label in labels([value_in(sweep, run, effect["field"]) for run in runs])]
-        dots = [lengths[run.number] for run in runs]
-        axes.plot(places, dots, "o", color=COLOURS[0], alpha=0.5, label="a run")
+        groups = grouped(sweep, effect["field"], effect["step"])
+        dots = [(names.index(label), length) for label, runs in groups.items() for _, length in runs]
+        axes.plot(*zip(*dots), "o", color=COLOURS[0], alpha=0.5, label="a run")
         means = [value["mean"] for value in effect["values"]]
         axes.plot(range(len(names)), means, color=COLOURS[1], marker="D", linewidth=2, label="mean of the value")
         axes.set_xticks(range(len(names)), names)

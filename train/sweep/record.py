@@ -12,11 +12,13 @@ from typing import Any
 
 from ... import UserError
 from ...store.files import publish, storage_error
-from ..facts import HARMLESS, SHOWN_DIFFERENCES
+from ...store.manifest import collect
+from ..facts import HARMLESS, SHOWN_DIFFERENCES, StorePart
+from ..value_rules import require_unicode
 from .choices import Overrides
 from .sound import require_sound
 
-FORMAT = 1
+FORMAT = 2
 SWEEP_NAME, CONFIG_NAME, EFFECTS_NAME = "sweep.json", "sweep.toml", "effects.png"
 RUNS_NAME, LOGS_NAME = "runs", "logs"
 WAITING, RUNNING, PAUSED, OUT = "waiting", "running", "paused", "out"
@@ -38,7 +40,8 @@ DEFINITIONS = {
     "share": "of the variance of acceptance_length over the runs, the part between the values of a field: sum over its "
     "values of runs times squared distance of their mean from the mean of all, over the sum of squared distances of "
     "all runs. Each field alone: fields that were varied together share what they explain, so that in an unbalanced "
-    "sweep the shares can add up to more than 1",
+    "sweep the shares can add up to more than 1. Null where it would mean nothing: all runs are equal, or most of them "
+    "are alone with their value",
 }
 
 
@@ -80,13 +83,15 @@ class Sweep:
 
     folder: Path
     store: str
-    plan_sha256: str
+    manifest: dict[str, Any]  # of the store, as run.json has it
     strategy: str
     count: int | None
     seed: int | None
     fields: list[str]
     base: Overrides
     halving: dict[str, Any] | None
+    segments: str | None = None  # what all runs read of the store; both None until it was first opened
+    snapshot: str | None = None
     devices: list[str] = field(default_factory=list)
     runs: list[RunRecord] = field(default_factory=list)
     ranking: list[int] = field(default_factory=list)
@@ -96,6 +101,11 @@ class Sweep:
     def rungs(self) -> list[int]:
         """The steps at which runs are compared."""
         return [] if self.halving is None else self.halving["steps"]
+
+    @property
+    def part(self) -> StorePart | None:
+        """What all runs read of the store; None until it was first opened."""
+        return None if self.segments is None or self.snapshot is None else StorePart(self.segments, self.snapshot)
 
     def with_state(self, *states: str) -> list[RunRecord]:
         return [run for run in self.runs if run.state in states]
@@ -123,6 +133,7 @@ def read_sweep(folder: Path) -> Sweep | None:
         if not path.is_file():
             return None
         values = json.loads(path.read_text(encoding="utf-8"))
+        require_unicode(values)
         found = values["format"]
         if found == FORMAT:
             names = [f.name for f in dataclasses.fields(RunRecord)]
@@ -175,19 +186,14 @@ def merged(old: Sweep | None, new: Sweep) -> Sweep:
 
 def differences(old: Sweep, new: Sweep) -> list[str]:
     """What besides its runs differs; the folder of the store may."""
-    found = [
-        f"{name} was {before!r} and is now {now!r}"
-        for name, before, now in (
-            ("the store's plan", old.plan_sha256[:16], new.plan_sha256[:16]),
-            ("halving", old.halving, new.halving),
-        )
-        if before != now
-    ]
+    of_store: list[tuple[str, Any, Any]] = []
+    collect(old.manifest, new.manifest, "", of_store)
+    pairs = [(f"store.{name}", before, now) for name, before, now in of_store]
+    pairs.append(("halving", old.halving, new.halving))
     for name in dict.fromkeys([*old.base, *new.base]):
-        before, now = old.base.get(name), new.base.get(name)
-        if before != now and name not in HARMLESS:
-            found.append(f"train.{name} was {before!r} and is now {now!r}")
-    return found
+        if name not in HARMLESS:
+            pairs.append((f"train.{name}", old.base.get(name), new.base.get(name)))
+    return [f"{name} was {before!r} and is now {now!r}" for name, before, now in pairs if before != now]
 
 
 def shown(overrides: Mapping[str, Any]) -> str:

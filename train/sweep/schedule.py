@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import UserError
 from ...progress import say
-from ...settings import as_dict
+from ...settings_text import as_dict
 from ...store.files import StorageError
 from ...watch import ChildDied, Job, PeerLost, Stalled
 from ..facts import FACTS_NAME
@@ -23,6 +23,7 @@ from .halving import decide, may_try_again
 from .kernels import kernels_for
 from .one_run import MEASURED, NO_KERNELS, train_one
 from .record import FAILED, FINISHED, INTERRUPTED, PAUSED, RUNNING, WAITING, RunRecord, Sweep
+from .sound import has_both_lengths
 from .table import LiveTable
 
 NOT_BY_ITSELF = (ChildDied, PeerLost, Stalled, OSError, StorageError)
@@ -35,6 +36,7 @@ class Schedule:
     def __init__(self, sweep: Sweep, devices: Sequence[Device], table: LiveTable) -> None:
         self.sweep, self.devices, self.table = sweep, devices, table
         self.sinks: dict[str, Sinks] = {}
+        self.arrived: set[str] = set()  # said that they are at their rung or end; their processes still live
         self.by_name = {f"run {run.number}": run for run in sweep.runs}
 
     def next_job(self, device: str) -> Job | None:
@@ -50,7 +52,7 @@ class Schedule:
         run.state, run.device, run.error = RUNNING, device, None
         self.sweep.write()
         self.table.started(run)
-        return Job(name, train_one, (config, rank, str(self.sweep.folder / run.log), kernels))
+        return Job(name, train_one, (config, rank, self.sweep.part, str(self.sweep.folder / run.log), kernels))
 
     def next_rung(self, run: RunRecord) -> int | None:
         """The step at which the run is compared next; None where it goes to its end."""
@@ -65,9 +67,9 @@ class Schedule:
         elif kind in (TRAIN, EXAM, ORIGIN):
             run.step = numbers["step"]
             self.sinks[name].write(kind, numbers)
-        elif kind == "paused" and self.next_rung(run) is not None:
-            run.rungs.append(self.rung(run))
-            run.state = PAUSED
+        elif kind in ("paused", "finished"):
+            run.step = numbers.get("step", run.steps or run.step)  # one that was finished before tells no step
+            self.arrived.add(name)
         elif kind == MEASURED:
             run.results, run.state, run.step = numbers, FINISHED, numbers["step"]
         elif kind == NO_KERNELS:
@@ -76,18 +78,38 @@ class Schedule:
             return
         self.table.heard(run, kind, numbers)
 
-    def rung(self, run: RunRecord) -> dict[str, Any]:
-        """What the exam of the run's next rung found."""
-        step = self.next_rung(run)
-        exams = read_metrics(self.sweep.folder / run.folder / METRICS_NAME, EXAM)
-        exam = next(line for line in exams if line["step"] == step)
+    def come_to_rung(self, run: RunRecord) -> None:
+        """Notes what the exam of the run's next rung found, at which it is or, by another command's doing, past it.
+
+        Raises UserError where no such exam was held.
+        """
+        step, run_dir = self.next_rung(run), self.sweep.folder / run.folder
+        exams = [line for line in read_metrics(run_dir / METRICS_NAME, EXAM) if line["step"] == step]
+        if not exams or not has_both_lengths(exams[0]):
+            raise UserError(
+                f"run {run.number} was trained past the rung at step {step} by another command, and {METRICS_NAME} "
+                f"holds no exam of that step",
+                "an exam at each rung, which a run holds when the sweep's command trains it",
+                f"remove {str(run_dir)!r}, and the sweep trains it anew where that rung is not decided",
+            )
         names = ("step", "acceptance_length", "acceptance_length_cycles")
-        return {**{name: exam[name] for name in names}, "is_kept": None}
+        run.rungs.append({**{name: exams[0][name] for name in names}, "is_kept": None})
+        run.state = PAUSED
 
     def ended(self, name: str, error: Exception | None) -> None:
-        """Notes how a run's process ended, and decides a rung that waited for it."""
+        """Notes how a run's process ended, and decides a rung that waited for it.
+
+        Only here a run comes to a rung: what is decided there may start it again, and its process must be gone.
+        """
         run = self.by_name[name]
         self.sinks.pop(name).close(CLOSE_S if error is None else HURRIED_S)
+        has_arrived = name in self.arrived
+        self.arrived.discard(name)
+        if run.state == RUNNING and has_arrived and error is None:
+            try:
+                self.come_to_rung(run)
+            except (UserError, OSError) as fault:  # ends this run alone
+                error = fault
         if run.state == RUNNING:
             run.state, run.error = end_of(error)
         if error is not None:

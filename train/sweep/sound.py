@@ -6,6 +6,7 @@ Knows the record's words; no file.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...store.ranges import ALL, spans
 from ..value_rules import (
     Rule,
     is_count,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def has_both_lengths(value: Mapping[str, Any]) -> bool:
     """Both means, or neither: nothing was measured."""
-    found = [value.get(name) for name in ("acceptance_length", "acceptance_length_cycles")]
+    found = [value.get(name, "absent") for name in ("acceptance_length", "acceptance_length_cycles")]
     return all(map(is_finite, found)) or found == [None, None]
 
 
@@ -42,7 +43,7 @@ RESULTS = object_of(
 DECODED = object_of(
     {
         **{"intervals": INTERVALS, "num_prompts": is_count},
-        **{"num_equal": or_none(is_count), "speed_up": or_none(is_finite)},
+        **{"limit": or_none(is_count), "num_equal": or_none(is_count), "speed_up": or_none(is_finite)},
     }
 )
 VALUE = object_of({"label": is_text, "num_runs": is_count, **dict.fromkeys(("mean", "low", "high"), is_finite)})
@@ -54,7 +55,7 @@ OF_SWEEP: dict[str, Rule] = {
 }
 OF_RUN: dict[str, Rule] = {
     **{"step": is_count, "steps": or_none(is_count)},
-    "rungs": list_of(lambda rung: RUNG(rung) and has_both_lengths(rung)),
+    "rungs": list_of(lambda rung: RUNG(rung) and "is_kept" in rung and has_both_lengths(rung)),
     "results": or_none(lambda found: RESULTS(found) and has_both_lengths(found)),
     "decoded": or_none(lambda found: DECODED(found) and has_both_lengths(found)),
 }
@@ -68,10 +69,18 @@ def require_sound(sweep: "Sweep", states: Collection[str]) -> None:
     if not numbers or numbers != list(range(1, len(numbers) + 1)):
         wrong.append("runs")
     wrong += [f"run {run.number}" for run in sweep.runs if not is_run(run, states)]
+    if not wrong and not has_segments(sweep):
+        wrong.append("segments")
     if not wrong and not is_ranking(sweep):
         wrong.append("ranking")
     if wrong:
         raise ValueError(f"see {wrong[0]}")
+
+
+def has_segments(sweep: "Sweep") -> bool:
+    """Segments that its store has, or none yet. Raises ValueError for text that names none."""
+    ranges = [] if sweep.segments in (None, ALL) else spans(sweep.segments)
+    return not ranges or ranges[-1][1] < sweep.manifest["num_segments"]
 
 
 def is_run(run: "RunRecord", states: Collection[str]) -> bool:

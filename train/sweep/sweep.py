@@ -10,13 +10,16 @@ from typing import Any
 
 from ... import UserError
 from ...progress import say
-from ...settings import as_toml, toml, toml_key
+from ...settings import field_value
+from ...settings_text import as_toml
 from ...store.files import FolderLock, make_folder, publish, storage_error
 from ...store.manifest import read_manifest
+from ...toml_file import toml, toml_key
+from ..config import TrainConfig
 from ..evaluate.config import EvaluateConfig
-from ..facts import TEMPORARY_NAME, require_own_folder
-from .check import Device, config_of, find_devices, require_all, require_base
-from .choices import dotted, runs_of
+from ..facts import TEMPORARY_NAME, require_outside, require_own_folder
+from .check import Device, config_of, find_devices, require_all, require_base, require_comparable
+from .choices import Overrides, dotted, runs_of
 from .config import RANDOM, SweepConfig
 from .pool import run_pool
 from .record import (
@@ -28,6 +31,7 @@ from .record import (
     RunRecord,
     Sweep,
     merged,
+    numbers_text,
     read_sweep,
 )
 from .report import SweepReport
@@ -37,6 +41,8 @@ from .table import LiveTable
 LOCK_WAIT_S = 10.0
 LEAVE_S = 60.0  # for the checkpoints of all runs after Ctrl-C or SIGTERM
 LEAST_STALL_S = 60.0  # the bar of an exam is heard every ten
+PATHS = ("drafter.init",)
+"""Fields that name a folder: absolute in what is written, so that another folder's command means the same."""
 LEFT_OVERS = (".lock", CONFIG_NAME, RUNS_NAME, LOGS_NAME)  # of a start that ended before sweep.json was there
 
 Examine = Callable[[Path, EvaluateConfig], Mapping[str, Any]]
@@ -50,9 +56,10 @@ def sweep(config: SweepConfig, train: Mapping[str, Any], examine: Examine) -> Sw
     `--confirm`. Raises UserError, before anything is written, for runs that cannot be trained, all at once, and for a
     folder that holds another sweep. A run that fails ends no other.
     """
-    wanted = planned(config, dotted(train))
+    config = with_absolute_paths(config)
+    wanted = planned(config, absolute(dotted(train)))
     before = as_written(wanted.folder)
-    known = merged(read_known(wanted.folder), wanted)
+    known = merged(read_known(wanted.folder, Path(config.store)), wanted)
     take_up(known)
     devices = find_devices(config.devices)
     require_all(known, known.with_state(WAITING), devices)
@@ -75,10 +82,10 @@ def planned(config: SweepConfig, base: dict[str, Any]) -> Sweep:
     require_base(base)
     runs = runs_of(config)
     is_drawn, halving = config.strategy == RANDOM, config.halving
-    return Sweep(
+    sweep = Sweep(
         folder=Path(config.out),
         store=str(Path(config.store).absolute()),
-        plan_sha256=read_manifest(Path(config.store)).plan_sha256,
+        manifest=read_manifest(Path(config.store)).as_json(),
         strategy=config.strategy,
         count=config.count if is_drawn else None,
         seed=config.seed if is_drawn else None,
@@ -87,13 +94,31 @@ def planned(config: SweepConfig, base: dict[str, Any]) -> Sweep:
         halving={"steps": list(halving.steps), "keep": halving.keep} if halving.steps else None,
         runs=[RunRecord(number=number, overrides=run) for number, run in enumerate(runs, start=1)],
     )
+    require_comparable(sweep)
+    return sweep
 
 
-def read_known(folder: Path) -> Sweep | None:
-    """The sweep that the folder holds. Raises UserError where it holds something else."""
+def with_absolute_paths(config: SweepConfig) -> SweepConfig:
+    """The settings with the folders that runs name as absolute paths."""
+    fields = {
+        name: [absolute({name: value})[name] for value in values] if isinstance(values, list) else values
+        for name, values in dotted(config.fields).items()
+    }
+    return dataclasses.replace(config, fields=fields, runs=tuple(absolute(dotted(run)) for run in config.runs))
+
+
+def absolute(values: Overrides) -> Overrides:
+    """Fields to values, with those that name a folder as absolute paths."""
+    meant = {name: field_value(TrainConfig, name, values[name]) for name in PATHS if name in values}
+    return values | {name: str(Path(path).absolute()) for name, path in meant.items() if isinstance(path, str)}
+
+
+def read_known(folder: Path, store: Path) -> Sweep | None:
+    """The sweep that the folder holds. Raises UserError where it holds something else, or lies inside of the store."""
     found = read_sweep(folder)
     if found is None:
         require_own_folder(folder, "sweep", SWEEP_NAME, LEFT_OVERS)
+        require_outside(folder, store)
     return found
 
 
@@ -156,7 +181,13 @@ def config_text(config: SweepConfig, known: Sweep) -> str:
 
 
 def confirm(config: SweepConfig, known: Sweep, device: Device, examine: Examine) -> None:
-    """Decodes the best K finished runs with the target, one after another; what is known stays."""
+    """Decodes the best K finished runs with the target, one after another; what is known of these prompts stays."""
+    others = [run for run in known.runs if run.decoded is not None and run.decoded["limit"] != config.confirm_limit]
+    if others:
+        say(f"runs {numbers_text(others)} decoded other prompts, under another confirm_limit: that is dropped")
+        for run in others:
+            run.decoded = None
+        known.write()
     finished = [run for number in known.ranking if (run := known.run(number)).results is not None]
     for run in finished[: config.confirm]:
         if run.decoded is not None:
@@ -165,5 +196,5 @@ def confirm(config: SweepConfig, known: Sweep, device: Device, examine: Examine)
         own = EvaluateConfig(target=config.target, limit=config.confirm_limit, device=device.name)
         found = examine(known.folder / run.folder, own)
         names = ("acceptance_length", "acceptance_length_cycles", "intervals", "num_prompts", "num_equal", "speed_up")
-        run.decoded = {name: found[name] for name in names}
+        run.decoded = {"limit": config.confirm_limit, **{name: found[name] for name in names}}
         known.write()

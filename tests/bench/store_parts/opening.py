@@ -67,5 +67,7 @@ def make_store(store_dir: Path, data_dir: Path) -> int:
     values |= {"crc32c": zeros.astype(np.uint32), "last_crc32c": zeros.astype(np.uint32), "status": zeros}
     table = pa.table([pa.array(values[name]) for name in COMMIT_SCHEMA.names], schema=COMMIT_SCHEMA)
     weights = json.dumps([[number, 1_680_000_000] for number in range(plan.num_segments)])
-    write_table(store_dir / CONSOLIDATED_NAME, table, {"plan_sha256": plan.sha256, "segments": weights})
+    write_table(
+        store_dir / CONSOLIDATED_NAME, table, {"identity_sha256": manifest.identity_sha256, "segments": weights}
+    )
     return plan.num_segments

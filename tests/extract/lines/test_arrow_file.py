@@ -147,3 +147,15 @@ def test_a_batch_that_leads_out_of_its_buffers_is_refused(tmp_path: Path, kind: 
     with pytest.raises(UserError, match="cannot be read: In column 0") as caught:
         list(read_lines(path))
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("kind", ["stream", "dictionaries", "file", "parquet"])
+def test_a_column_whose_name_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None:
+    named = (ENCODED if kind == "dictionaries" else TABLE).rename_columns(["prompt", "zzzz"])
+    path = tmp_path / ("x.parquet" if kind == "parquet" else "x.arrow")
+    if kind == "parquet":
+        pq.write_table(named, path)
+    else:
+        path.write_bytes(arrow_bytes(kind, named))
+    path.write_bytes(path.read_bytes().replace(b"zzzz", b"\xff\xfezz"))
+    assert "a column whose name is not UTF-8: b'\\xff\\xfezz'" in refused(path)

@@ -86,19 +86,14 @@ def write_format(folder: Path, name: str) -> Path:
             file.write_table(table, max_chunksize=1)
     elif name == ".feather":
         feather.write_feather(pa.Table.from_pylist(LINES), str(path), compression="lz4")
-    elif name == "-dataset":
-        save_dataset(path, LINES)
     else:
-        (path).mkdir()
-        save_dataset(path / "train", LINES[:1], 1)
-        save_dataset(path / "test", LINES[1:], 1)
-        (path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+        save_dataset(path, LINES)
     return path
 
 
 FORMAT_NAMES = (
     ".jsonl .jsonl.gz .jsonl.zst .json -array.json -array.json.gz -array.json.zst "
-    ".parquet .arrow -ipc.arrow .feather -dataset -dictionary"
+    ".parquet .arrow -ipc.arrow .feather -dataset"
 ).split()
 
 
@@ -319,7 +314,9 @@ def test_broken_dataset_folders(tmp_path: Path) -> None:
     (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00002.arrow"}]}')
     with pytest.raises(UserError, match="cannot be read"):
         list(read_lines(folder))
-    (folder / "state.json").write_text('{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}')
+    folder = save_dataset(tmp_path / "indexed", LINES)
+    state = json.loads((folder / "state.json").read_text()) | {"_indices_data_files": [{"filename": "i.arrow"}]}
+    (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(UserError, match="i.arrow' is missing"):
         list(read_lines(folder))
 
@@ -332,9 +329,7 @@ def test_broken_dataset_folders(tmp_path: Path) -> None:
         ("state.json", "{}"),
         ("state.json", '{"_data_files": [{"x": 1}]}'),
         ("state.json", '{"_data_files": [1]}'),
-        ("dataset_dict.json", '{"splits": null}'),
-        ("dataset_dict.json", '{"splits": [1]}'),
-        ("dataset_dict.json", "{}"),
+        ("state.json", '{"_data_files": []}'),
     ],
 )
 def test_broken_metadata_of_a_dataset(tmp_path: Path, name: str, content: str) -> None:

@@ -264,6 +264,13 @@ def test_an_index_beyond_the_data_is_refused(tmp_path: Path, order: list[int]) -
         list(read_lines(folder))
 
 
+def test_an_index_before_the_data_is_refused_by_the_row_at_fault(tmp_path: Path) -> None:
+    folder = save_indexed(tmp_path / "d", [pa.table({"prompt": ["a"] * 5})], [[0]])
+    write(folder / "indices-0.arrow", pa.table({"indices": [3, -1]}), "stream")
+    with pytest.raises(UserError, match=r"it names row -1\nexpected: rows 0\.\.4"):
+        list(read_lines(folder))
+
+
 def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = save_indexed(tmp_path / "d", [pa.table({"prompt": ["a"]})], [[0]])
     write(folder / "indices-0.arrow", pa.table({"prompt": ["a"]}), "stream")

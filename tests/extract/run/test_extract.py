@@ -11,10 +11,11 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.extract.config import ExtractConfig
+from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import Dealer, extract, report
+from dflash_offline.extract.same_target import require_same_target
 from dflash_offline.extract.sent_batch import status_of
 from dflash_offline.extract.survey import Survey, survey
-from dflash_offline.extract.worker import require_same_target
 from dflash_offline.store.index import STATUS_FAILED, STATUS_NON_FINITE, STATUS_OK
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.manifest import Manifest
@@ -187,18 +188,30 @@ def test_bad_samples_are_marked_and_counted_and_the_others_stand(
     assert "8: 6 ok, 1 non-finite, 1 failed" in counts.text()
 
 
-def test_id_outside_the_embedding_is_refused_by_name(
-    tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig, extract_here: Callable[..., Survey]
-) -> None:
-    data = make_data([{"input_ids": [9, 10, 11, 12], "loss_mask": [1] * 4}], case_target())
+def older_data(data: Path, ids: list[int]) -> Path:
+    """DATA of one sample with these ids, as a version before wrote it without a look at them."""
     with SampleWriter(data, metadata=SampleTable(data).metadata) as writer:
-        writer.add([9, 320, 11, 12], [1] * 4, split="train", task="", source="chats.jsonl", source_line=1)
+        writer.add(ids, [1] * len(ids), split="train", task="", source="chats.jsonl", source_line=1)
     content = json.loads((data / "data.json").read_text())
     content["fingerprint"] = SampleTable(data).fingerprint()
     (data / "data.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"sample 0 holds token id 320[\s\S]*below the 320 rows"):
-        extract_here(make_config(data, tmp_path / "store"))
-    assert not list((tmp_path / "store").rglob("*.tmp.*"))
+    return data
+
+
+def test_id_outside_the_embedding_is_refused_before_the_run(
+    tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig, extract_here: Callable[..., Survey]
+) -> None:
+    data = make_data([{"input_ids": [9, 10, 11, 12], "loss_mask": [1] * 4}], case_target())
+    config = make_config(older_data(data, [9, 320, 11, 12]), tmp_path / "store")
+    for command in (plan_command, extract):
+        with pytest.raises(
+            UserError, match=r"sample 0 of .* holds token id 320\nexpected: ids below the 320 rows"
+        ) as caught:
+            command(config)
+        assert len(str(caught.value).splitlines()) == 3
+    assert not (tmp_path / "store").exists()
+    older_data(data, [9, 10, 11, 320])  # behind the last anchor: the target is not run on it
+    assert extract_here(config).plan.num_samples == 1
 
 
 def test_target_that_changes_under_a_running_worker_is_refused() -> None:

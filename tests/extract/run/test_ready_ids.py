@@ -13,7 +13,7 @@ from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.foretell import plan_command
 from dflash_offline.extract.launch import extract
 from dflash_offline.extract.prepare import prepare
-from dflash_offline.extract.ready_ids import ready_data
+from dflash_offline.extract.ready_ids import prepared_folder, ready_data
 from dflash_offline.store.samples import SampleTable
 
 MakeConfig = Callable[..., ExtractConfig]
@@ -123,4 +123,56 @@ def test_ids_without_a_target_and_folders_of_other_files_are_refused(
     with pytest.raises(UserError, match=r"holds no data\.json"):
         extract(make_config(chats, tmp_path / "store", target=str(case_target())))
     assert not (tmp_path / "store").exists()
+    assert not (tmp_path / "store-data").exists()
+
+
+def test_stores_without_a_name_of_their_own(
+    tmp_path: Path, make_config: MakeConfig, case_target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, target = tmp_path / "ids", str(case_target())
+    folder.mkdir()
+    write_parquet(folder)
+    (tmp_path / "here" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "deep")
+    assert ready_data(make_config(folder, Path("."), target=target)) == tmp_path / "here" / "deep-data"
+    assert prepared_folder(make_config(folder, Path(".."), target=target)) == tmp_path / "here-data"
+    assert prepared_folder(make_config(folder, Path("store"), target=target)) == Path("store-data")
+    with pytest.raises(UserError, match="store = '/' has no name") as caught:
+        prepared_folder(make_config(folder, Path("/"), target=target))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_store_that_cannot_be_is_refused_before_its_samples_are_made(
+    tmp_path: Path, make_config: MakeConfig, case_target: Any
+) -> None:
+    folder, target = tmp_path / "ids", str(case_target())
+    folder.mkdir()
+    write_parquet(folder)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    for store, told in ((tmp_path / "taken", "holds 'notes.txt' and is no store"), (folder / "hs", "--store")):
+        for command in (extract, plan_command):
+            with pytest.raises(UserError, match=told) as caught:
+                command(make_config(folder, store, target=target))
+            assert len(str(caught.value).splitlines()) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids", "taken"]
+    assert [path.name for path in folder.iterdir()] == ["part-0.parquet"]
+
+
+def broken_datasets(folder: Path) -> dict[str, str]:
+    """What is said of each; all of them are in the place of a table."""
+    write_dataset(folder / "no-file")
+    (folder / "no-file" / "state.json").write_text('{"_data_files": []}')
+    (folder / "no-part").mkdir()
+    (folder / "no-part" / "dataset_dict.json").write_text('{"splits": []}')
+    (folder / "torn.parquet").write_bytes(b"PAR1")
+    return {"no-file": "names no data file", "no-part": "names no part", "torn.parquet": "cannot be read"}
+
+
+def test_tables_that_are_broken_as_a_whole(tmp_path: Path, make_config: MakeConfig, case_target: Any) -> None:
+    (tmp_path / "no-file").mkdir()
+    for name, told in broken_datasets(tmp_path).items():
+        with pytest.raises(UserError, match=told) as caught:
+            extract(make_config(tmp_path / name, tmp_path / "store", target=str(case_target())))
+        assert len(str(caught.value).splitlines()) == 3
     assert not (tmp_path / "store-data").exists()

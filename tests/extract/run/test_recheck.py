@@ -64,7 +64,7 @@ def filled(config: ExtractConfig, target: HfTarget, order: Callable[[list[Any]],
         while ours.poll():
             told.append(ours.recv()[1])
     filler.close()
-    return read_commits(found.store_dir, found.plan.sha256).table, recorder, told
+    return read_commits(found.store_dir, found.manifest.identity_sha256).table, recorder, told
 
 
 def spoil_later_batches(target: HfTarget) -> Any:

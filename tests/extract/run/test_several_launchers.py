@@ -142,8 +142,8 @@ def test_the_index_waits_for_every_segment(whole_store: Path, tmp_path: Path) ->
     for path in (whole_store / "commits").iterdir():
         if path.name != "00000002.arrow":
             (store / "commits" / path.name).write_bytes(path.read_bytes())
-    assert not write_consolidated(store, manifest.plan_sha256, 4)
-    assert write_consolidated(store, manifest.plan_sha256, 2)
+    assert not write_consolidated(store, manifest.identity_sha256, 4)
+    assert write_consolidated(store, manifest.identity_sha256, 2)
 
 
 def test_more_shards_than_groups_leave_some_without_work(data: Path, tmp_path: Path, make_config: MakeConfig) -> None:

@@ -1,4 +1,4 @@
-"""The handed situations: a full disk (c25), changed settings (c26), ragged ends (c29)."""
+"""The handed situations: a full disk (c25), changed settings (c26)."""
 
 import json
 import os
@@ -17,7 +17,6 @@ from dflash_offline.cli import main
 from dflash_offline.extract.config import ExtractConfig, PrepareConfig
 from dflash_offline.extract.launch import extract
 from dflash_offline.extract.prepare import prepare
-from dflash_offline.extract.rejected import LINE, read_rejected
 from dflash_offline.extract.survey import Survey, survey
 from dflash_offline.store.integrity import verify
 from dflash_offline.store.reader import StoreReader
@@ -235,12 +234,32 @@ def data_touched(made: Made) -> ExtractConfig:
     return made.again(made.prepare())
 
 
+def target_moved(made: Made) -> ExtractConfig:
+    shutil.move(made.target, made.root / "elsewhere")
+    return made.again(target=str(made.root / "elsewhere"))
+
+
+def target_moved_and_prepared_again(made: Made) -> ExtractConfig:
+    moved = target_moved(made)
+    return replace(moved, data=str(made.prepare(target=moved.target)))
+
+
+def target_behind_a_link(made: Made) -> ExtractConfig:
+    """Another mount point of one folder."""
+    target_moved(made)
+    made.target.symlink_to("elsewhere")
+    return made.again()
+
+
 FREE: dict[str, Callable[[Made], ExtractConfig]] = {
     "shards": lambda made: made.again(shards=4),
     "token budget": lambda made: made.again(token_budget=17),
     "threads, limits and checks": lambda made: made.again(cpu_threads=2, stall_s=33.0, space_check=False),
     "output moved": store_moved,
     "data file touched": data_touched,
+    "target moved": target_moved,
+    "target moved, data prepared again": target_moved_and_prepared_again,
+    "target behind a link": target_behind_a_link,
 }
 
 
@@ -249,6 +268,38 @@ def test_case_c26_free_change_is_accepted(made: Made, case: str) -> None:
     found = survey(FREE[case](made))
     report = extract(found.config)
     assert report.num_kept_segments == report.num_segments == found.plan.num_segments
+
+
+def test_a_store_is_continued_with_a_target_that_moved(
+    made: Made, content: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The worker loads it where it lies now; the store is that of one place, and so are the samples."""
+    store, before = made.root / "store", content(made.root / "store")
+    data, before_data = made.root / "first" / "data", content(made.root / "first" / "data")
+    (store / "commits" / "00000000.arrow").unlink()
+    (store / "index.arrow").unlink()
+    shutil.rmtree(store / "frozen")
+    config = target_moved(made)
+    with pytest.raises(UserError, match=r"/target', which is not there\n[\s\S]*give --target"):
+        extract(made.again())
+    assert extract(config).num_new_segments == 1
+    assert content(store) == before
+    told = capfd.readouterr().err
+    for what in ("was prepared for target", "the store was made with target"):
+        assert re.search(f"{what} .*/target; .*/elsewhere has the same", told)
+    assert not verify(store).faults
+    settings = {"target": str(config.target), "max_length": 512, "min_trained": 2, "duplicates": "keep"}
+    again = prepare(PrepareConfig(out=str(data), **settings), [str(data.parent / "chats.jsonl")])
+    assert (again.is_new, content(data)) == (False, before_data)
+    assert f"{data} was prepared for target {made.target}; all that decides it" in capfd.readouterr().err
+
+
+def test_a_target_that_moved_and_changed_is_refused(made: Made, content: Any) -> None:
+    replaced_weights(made)
+    before = content(made.root / "store")
+    with pytest.raises(UserError, match=r"target\.name = [\s\S]*target\.weights_sha256 = "):
+        extract(target_moved(made))
+    assert content(made.root / "store") == before
 
 
 def test_case_c26_resume_with_other_batches_gives_the_same_rows(
@@ -268,65 +319,3 @@ def test_case_c26_resume_with_other_batches_gives_the_same_rows(
         new.read(i, states[1])
         values = (states.astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(values[1], values[0], rtol=2.0**-7, atol=1e-3)
-
-
-def ragged_rows(lengths: list[int], answer: int = 24) -> list[dict[str, Any]]:
-    rows = []
-    for i, n in enumerate(lengths):
-        a = min(answer, n - 1)
-        ids = [6 + (i + j) % 200 for j in range(n)]
-        rows.append({"id": i, "input_ids": ids, "loss_mask": [0] * (n - a) + [1] * a})
-    return rows
-
-
-RAGGED = {
-    "one-row": [64],
-    "one-less-than-a-batch": [64] * 3,
-    "one-more-than-a-batch": [64] * 5,
-    "one-bucket-empty": [64] * 4 + [256] * 4,
-    "one-row-per-bucket": [64, 128, 256],
-    "longest-first": [256] * 4 + [128] * 4 + [64] * 4,
-    "short-rows": [8] * 8,
-    "some-rows-without-anchor": [8, 1, 2, 8, 2],
-}
-
-
-@pytest.mark.parametrize("case", RAGGED)
-def test_case_c29_ragged_ends(
-    tmp_path: Path, case_target: Any, make_config: MakeConfig, extract_here: Callable[..., Survey], case: str
-) -> None:
-    """A batch of four rows of 64 tokens; every row is a sample or named as left out."""
-    lines = ragged_rows(RAGGED[case])
-    source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = PrepareConfig(
-        target=str(case_target()), out=str(tmp_path / "data"), split=0.7, min_trained=2, duplicates="keep"
-    )
-    prepare(settings, [str(source)])
-    left_out = read_rejected(tmp_path / "data", LINE)
-    extract_here(make_config(tmp_path / "data", tmp_path / "store", token_budget=256))
-    reader = StoreReader(tmp_path / "store")
-    assert len(reader) + len(left_out) == len(lines)
-    assert len(left_out) == sum(n <= 2 for n in RAGGED[case])
-    train, held_out = set(reader.rows("train").tolist()), set(reader.rows("heldout").tolist())
-    assert not train & held_out
-    assert len(train | held_out) == len(reader)
-    assert not verify(tmp_path / "store").faults
-
-
-def test_case_c29_no_rows_and_no_anchors(tmp_path: Path, case_target: Any, make_data: Any) -> None:
-    with pytest.raises(UserError, match="holds no input line"):
-        make_data([], case_target())
-    with pytest.raises(UserError, match="none of 3 input lines gives a sample"):
-        make_data(ragged_rows([1, 2, 2]), case_target())
-
-
-def test_case_c29_12501_rows_are_planned_once_each(
-    tmp_path: Path, case_target: Any, make_data: Any, make_config: MakeConfig
-) -> None:
-    data = make_data(ragged_rows([32] * 12_501), case_target(), split=0.8)
-    plan = survey(make_config(data, tmp_path / "store")).plan
-    assert (plan.num_samples, plan.num_without_anchor) == (12_501, 0)
-    assert len(np.unique(plan.column("sample_id"))) == 12_501
-    splits = plan.table.column("split").to_pylist()
-    assert splits.count("train") + splits.count("heldout") == 12_501

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dflash_offline import UserError
 from dflash_offline.extract.targets.configs import config_sha256, settle_tie
 from dflash_offline.extract.targets.facts import read_facts, read_text_side
@@ -122,6 +123,61 @@ def test_a_damaged_tokenizer_file(case_target: Any, tmp_path: Path, name: str, c
 def test_a_nested_part_that_is_null(family_folder: Any, tmp_path: Path) -> None:
     folder = changed(family_folder("qwen3-vl-wrapper"), tmp_path / "t", text_config=None)
     refused("text_config in its config.json is null", read_facts, folder)
+
+
+@pytest.mark.parametrize("part", [{}, {"hidden_size": 64}])
+def test_a_nested_part_that_the_family_does_not_know(case_target: Any, tmp_path: Path, part: dict[str, Any]) -> None:
+    folder = changed(case_target(), tmp_path / "t", text_config=part, tie_word_embeddings=True)
+    refused(r"as the part for its decoder, which a Qwen3Config does not know", read_text_side, folder)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "says"),
+    [
+        ("llama", {"pad_token_id": 262}, "pad_token_id = 262"),
+        ("gemma3-wrapper", {"pad_token_id": 99999}, "pad_token_id = 99999"),
+        ("llama", {"rope_parameters": {"rope_theta": "10000"}}, "rope_theta = '10000' among its rotary settings"),
+        ("llama", {"rope_parameters": YARN | {"factor": "x"}}, "factor = 'x' among its rotary settings"),
+        ("llama", {"rope_parameters": YARN | {"factor": ["1"]}}, "factor = '1' among its rotary settings"),
+        ("gemma2", {"sliding_window": None}, "sliding_window = null beside layers of sliding_attention"),
+        ("llama4", {"attention_chunk_size": None}, "attention_chunk_size = null beside layers of chunked_attention"),
+        ("gpt-oss", {"sliding_window": None}, "sliding_window = null beside layers of sliding_attention"),
+    ],
+)
+def test_values_that_no_model_can_be_built_from(
+    family_folder: Any, tmp_path: Path, family: str, changes: dict[str, Any], says: str
+) -> None:
+    """Before a store is laid out, which asks for the facts alone."""
+    if family.endswith("wrapper"):
+        whole = json.loads((family_folder(family) / "config.json").read_text())
+        changes = {"text_config": whole["text_config"] | changes}
+    folder = changed(family_folder(family), tmp_path / "t", **changes)
+    for read in (read_facts, load_target):
+        refused(f"its config.json says {says}", read, folder)
+
+
+def test_a_padding_id_from_the_end_is_one(family_folder: Any, tmp_path: Path) -> None:
+    assert load_target(str(changed(family_folder("llama"), tmp_path / "t", pad_token_id=-1))).facts.num_layers == 4
+
+
+def test_a_config_that_asks_for_tuples_is_read_by_names(family_folder: Any, tmp_path: Path) -> None:
+    target = load_target(str(changed(family_folder("llama"), tmp_path / "t", return_dict=False)))
+    assert set(target.frozen()[0]) == {"embedding", "norm", "head"}
+    target.open((0,)).forward(torch.arange(6, 12))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"hidden_act": "nonsense"}, "KeyError: 'nonsense'"), ({"num_key_value_heads": 0}, "ZeroDivisionError")],
+)
+def test_whatever_a_family_raises_while_it_is_built_is_told_in_three_lines(
+    family_folder: Any, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    folder = changed(family_folder("llama"), tmp_path / "t", **changes)
+    refused(f"cannot be loaded: {says}", load_target, folder)
 
 
 def test_a_gguf_file_with_a_nested_part(tmp_path: Path) -> None:

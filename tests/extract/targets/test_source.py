@@ -12,7 +12,7 @@ import pytest
 import torch
 from dflash_offline import UserError
 from dflash_offline.extract.targets import source
-from dflash_offline.extract.targets.facts import read_facts
+from dflash_offline.extract.targets.facts import read_facts, read_text_side
 from dflash_offline.extract.targets.fingerprint import (
     BLOCK_BYTES,
     WHOLE_FILE_BYTES,
@@ -49,13 +49,62 @@ def test_unknown_targets_get_three_lines(name: str) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
+def index_of(weight_map: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"total_size": 1}, "weight_map": weight_map}
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        (index_of({}), "has an empty weight_map"),
+        ({"weight_map": {"a": "x.safetensors"}}, "has no metadata"),
+        ({"metadata": None, "weight_map": {"a": "x.safetensors"}}, "has no metadata"),
+        ({"metadata": {}}, "cannot be read: KeyError: 'weight_map'"),
+        ([], "cannot be read: TypeError"),
+    ],
+)
+def test_an_index_that_transformers_cannot_use(tmp_path: Path, index: Any, says: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=f"model.safetensors.index.json {says}") as caught:
+        tensor_files(locate(str(tmp_path), weights=True))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("named", [5, ["model.safetensors"], True])
+def test_a_name_of_weights_that_is_no_text(case_target: Any, tmp_path: Path, named: Any) -> None:
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    content = json.loads((folder / "config.json").read_text()) | {"transformers_weights": named}
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="transformers_weights in its config.json is") as caught:
+        read_facts(str(folder))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_an_adapter_beside_the_weights_is_refused_before_anything_is_loaded(case_target: Any, tmp_path: Path) -> None:
+    """transformers adds it where peft is installed, and leaves it out where not; the fingerprint is the same."""
+    folder = shutil.copytree(case_target(), tmp_path / "t")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    (folder / "config.json").write_text("is not even looked at")
+    for read in (read_text_side, read_facts, load_target):
+        with pytest.raises(UserError, match=r"holds an adapter \(adapter_config.json\)") as caught:
+            read(str(folder))
+        assert "merge_and_unload" in caught.value.advice
+        assert len(str(caught.value).splitlines()) == 3
+    (folder / "config.json").unlink()
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    for name in (folder, folder / "m.gguf"):
+        with pytest.raises(UserError, match="holds an adapter"):
+            locate(str(name), weights=False)
+
+
 def test_folders_that_are_no_target(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no config.json"):
         locate(str(tmp_path), weights=True)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="holds no weights"):
         tensor_files(locate(str(tmp_path), weights=True))
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index_of({"a": "x.safetensors"})))
     with pytest.raises(UserError, match=r"names 'x.safetensors', which is not there"):
         tensor_files(locate(str(tmp_path), weights=True))
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dflash_offline.settings import as_dict, as_toml, resolve
+from dflash_offline.settings import resolve
+from dflash_offline.settings_text import as_dict, as_toml
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.drafter import DrafterSpec
 from dflash_offline.train.facts import RunFacts
@@ -123,7 +124,7 @@ def make_sweep(make_run: Callable[..., Path]) -> Callable[..., Sweep]:
         sweep = Sweep(
             folder=folder,
             store="/data/store",
-            plan_sha256="cd" * 32,
+            manifest={"plan_sha256": "cd" * 32},
             strategy="grid",
             count=None,
             seed=None,

@@ -1,13 +1,20 @@
 """Several runs on a page: ranking, differences, main effects, overlaid curves, and the sections of each."""
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 from dflash_offline import UserError
+from dflash_offline.train.plots import save_charts
+from dflash_offline.train.report import compare_words
 from dflash_offline.train.report.compare_series import effect_charts, overlay_charts
 from dflash_offline.train.report.page import comparison_page
 from dflash_offline.train.report.sweep_folder import read_comparison, read_runs
+from dflash_offline.train.summary import describe_sweep
+from dflash_offline.train.sweep.effects import main_effects, ranked
+from dflash_offline.train.sweep.plots import plot_effects
+from dflash_offline.train.sweep.report import SweepReport
 
 
 def parsed(comparison, lab):
@@ -62,6 +69,61 @@ def test_effects_are_those_of_the_sweep(make_sweep, tmp_path):
     assert sorted((place, length) for place, length, _ in charts[0].dots) == sorted(
         (0 if run.overrides["optim.name"] == "muon" else 1, lengths[run.number]) for run in sweep.runs if run.results
     )
+
+
+def random_sweep(make_sweep, folder):
+    """Nine finished runs of nine learning rates, one of them with the default, and five numbers of layers."""
+    sweep = make_sweep(folder)
+    rates = [0.001 * number for number in range(1, 9)] + [None]
+    run, sweep.runs = sweep.runs[0], []
+    for number, rate in enumerate(rates, start=1):
+        layers = {"drafter.num_layers": max(1, number - 4)}
+        overrides = layers if rate is None else layers | {"optim.lr": rate}
+        results = run.results | {"acceptance_length": 1.0 + number / 8}
+        sweep.runs.append(dataclasses.replace(run, number=number, overrides=overrides, results=results))
+    sweep.fields = ["optim.lr", "drafter.num_layers", "seed"]
+    for number, own in enumerate(sweep.runs):
+        own.overrides["seed"] = f"a{number}"  # each alone with its own
+    sweep.ranking, sweep.effects = ranked(sweep.runs), main_effects(sweep)
+    sweep.write()
+    return sweep
+
+
+def test_groups_of_numbers_are_named_by_what_they_cover_on_page_and_pictures(make_sweep, lab, tmp_path):
+    sweep = random_sweep(make_sweep, tmp_path / "sweep")
+    comparison = read_comparison(tmp_path / "sweep")
+    charts: dict[str, Any] = {chart.key: chart for chart in effect_charts(comparison)}
+    chart = charts["effect-optim.lr"]
+    assert chart.categories == ["0.001 to 0.002", "0.003 to 0.005", "0.006 to 0.008", "not set"]
+    assert [place for place, _, _ in chart.dots] == [0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert [length for _, length, _ in chart.dots] == [run.results["acceptance_length"] for run in sweep.runs]
+    html, page = parsed(comparison, lab)
+    assert all(f">{label}</text>" in html for label in chart.categories)
+    unsaid = "seed: no share of the variance, as each run is alone with its value"
+    assert charts["effect-seed"].y_label.endswith(unsaid.removeprefix("seed: "))
+    assert unsaid in page.text
+    assert unsaid in describe_sweep(tmp_path / "sweep")
+    assert unsaid in "\n".join(SweepReport(sweep).effects())
+    shown = {row[0]: row[1] for row in compare_words.effect_rows(comparison) if row[0]}
+    assert shown["seed"] == "-"
+    assert shown["optim.lr"].endswith(" %")
+    for path in (plot_effects(sweep), *save_charts(list(charts.values()), tmp_path / "pictures")):
+        assert path is not None
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_decoded_lengths_stand_beside_the_number_of_their_prompts(make_sweep, lab, tmp_path):
+    sweep = make_sweep(tmp_path / "sweep")
+    for number, count in ((3, 50), (1, 200)):
+        numbers = {"acceptance_length": 2.5, "acceptance_length_cycles": 2.4, "intervals": {}, "speed_up": 1.5}
+        sweep.run(number).decoded = numbers | {"num_prompts": count, "num_equal": count}
+    sweep.write()
+    columns, numbers = compare_words.ranking_columns(read_comparison(tmp_path / "sweep"))
+    names = list(columns)
+    assert names[names.index("decoded") :][:4] == ["decoded", "decoded, over cycles", "decoded, prompts", "speed-up"]
+    assert [cell.text for cell in columns["decoded, prompts"]] == ["50", "200", "", "", "", ""]
+    assert "decoded, prompts" in numbers
+    assert "decoded, prompts" in describe_sweep(tmp_path / "sweep")
 
 
 def test_curves_of_all_runs_lie_over_one_another(make_sweep, tmp_path):

@@ -7,6 +7,7 @@ from dflash_offline import UserError
 from dflash_offline.train.report.page import run_page
 from dflash_offline.train.report.run_folder import read_run
 from dflash_offline.train.report.sweep_folder import read_comparison, read_runs
+from dflash_offline.train.summary import describe_run, describe_sweep
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,10 @@ def test_an_evaluation_of_strange_values_is_named(make_run, tmp_path, key, value
 
 def test_an_evaluation_of_nothing_gives_a_page(make_run, tmp_path) -> None:
     run_dir = make_run(tmp_path / "run")
-    result = {"mode": "decoded", "definitions": {}, "acceptance_length": None, "histogram": [1, 1]}
-    (run_dir / "evaluation.json").write_text(json.dumps(result))
-    run_page(read_run(run_dir))
+    for length in ({"acceptance_length": None}, {}):
+        result = {"mode": "decoded", "definitions": {}, "histogram": [1, 1]} | length
+        (run_dir / "evaluation.json").write_text(json.dumps(result))
+        run_page(read_run(run_dir))
 
 
 @pytest.mark.parametrize("plan", [{}, {"parts": [1], "largest": "x", "peak_bytes": 1, "card_bytes": 1}, {"parts": 5}])
@@ -64,7 +66,9 @@ def test_a_memory_plan_that_is_none_is_named(make_run, tmp_path, plan) -> None:
     run_page(run)
 
 
-@pytest.mark.parametrize("change", [{"spec": None}, {"zzz": 1}, {"store": "x"}, {"init": {}}, None], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"spec": None}, {"zzz": 1}, {"store": "x"}, {"init": {}}, {"snapshot": "\ud800"}, None], ids=ascii
+)
 def test_facts_that_are_none_are_refused(make_run, tmp_path, change) -> None:
     run_dir = make_run(tmp_path / "run")
     path = run_dir / "run.json"
@@ -75,13 +79,53 @@ def test_facts_that_are_none_are_refused(make_run, tmp_path, change) -> None:
 
 
 @pytest.mark.parametrize(
+    "place, name, value",
+    [
+        *(("spec", "num_kv_heads", value) for value in (0, -1, "2")),
+        *(("store.target", "eos_ids", value) for value in (7, "7", ["7"])),
+        *(("store.target", name, "7") for name in ("bos_id", "pad_id")),
+        *(("store.target", "name", value) for value in (None, "\ud800")),
+    ],
+    ids=ascii,
+)
+def test_facts_of_strange_values_are_refused_by_name(make_run, tmp_path, place, name, value) -> None:
+    path = make_run(tmp_path / "run") / "run.json"
+    values = json.loads(path.read_text())
+    inner = values
+    for part in place.split("."):
+        inner = inner[part]
+    inner[name] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"run.json' is broken") as caught:
+        describe_run(tmp_path / "run")
+    assert len(str(caught.value).encode().splitlines()) == 3
+
+
+def test_half_a_character_is_refused_or_left_out(make_run, make_sweep, lab, tmp_path) -> None:
+    """`"\\ud800"` is JSON and no text: no terminal prints it."""
+    half = json.dumps("\ud800")
+    run_dir = make_run(tmp_path / "run", [*lab.usual_lines(), lab.exam_line(10, origin="\ud800")])
+    (run_dir / "environment.json").write_text(f'{{"device": {half}}}')
+    (run_dir / "evaluation.json").write_text(f'{{"mode": "decoded", "definitions": {{}}, "device": {half}}}')
+    text = describe_run(run_dir)
+    text.encode()
+    assert "1 lines of metrics.jsonl are broken" in text
+    assert "environment.json is broken: UnicodeEncodeError" in text
+    assert "evaluation.json' is broken: UnicodeEncodeError" in text
+    make_sweep(tmp_path / "sweep", error="\ud800")
+    with pytest.raises(UserError, match=r"sweep.json' is broken: UnicodeEncodeError") as caught:
+        describe_sweep(tmp_path / "sweep")
+    assert len(str(caught.value).encode().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
     "change",
     [
         *({"ranking": ranking} for ranking in ([99], "x", [1, 1], [[1]], [5])),
         *({"effects": effects} for effects in (None, [{}], [{"field": "seed", "values": [{"label": True}]}])),
         *({name: None} for name in ("devices", "base", "fields", "store")),
         *({"halving": halving} for halving in ({}, {"steps": ["a"], "keep": 0.5})),
-        *({"runs": []}, {"count": "ten"}, {"seed": True}),
+        *({"runs": []}, {"count": "ten"}, {"seed": True}, {"segments": 7}),
     ],
     ids=str,
 )
@@ -100,6 +144,8 @@ def test_a_sweep_of_strange_values_is_refused(make_sweep, tmp_path, change) -> N
         *({"state": state} for state in (None, "done", [1])),
         *({"step": step} for step in ("x", -1, True)),
         {"rungs": [{"step": 4, "acceptance_length": 1.5, "acceptance_length_cycles": None, "is_kept": True}]},
+        {"rungs": [{"step": 4, "acceptance_length": 1.5, "acceptance_length_cycles": 1.5}]},
+        {"rungs": [{"step": 4, "is_kept": True}]},
         {"decoded": "x"},
         {"results": "x"},
     ],

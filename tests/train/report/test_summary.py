@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from dflash_offline.cli import main
-from dflash_offline.settings import as_toml
+from dflash_offline.settings_text import as_toml
 from dflash_offline.store.files import FolderLock
 from dflash_offline.train.report import compare_words, words
 from dflash_offline.train.report.page import comparison_page, run_page

@@ -180,7 +180,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_its_checkpoints_intact(lab, tiny
 
 def test_an_exploding_run_stops_before_it_saves_and_names_its_samples(lab, tiny_store, tmp_path):
     run_dir = tmp_path / "run"
-    settings = ("optim.lr=1e30", "optim.name=adamw", "rows.rows_per_step=2", "checkpoint_every=1", devices(2))
+    settings = ("optim.lr=1e6", "optim.name=adamw", "rows.rows_per_step=2", "checkpoint_every=1", devices(2))
     stderr = ended(lab.start_command(tiny_store, run_dir, *settings), 1)
     error = stderr[stderr.index("error:") :].strip().splitlines()
     assert len(error) == 3, stderr

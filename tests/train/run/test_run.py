@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from dflash_offline import UserError
-from dflash_offline.settings import as_toml, resolve
+from dflash_offline.settings import resolve
+from dflash_offline.settings_text import as_toml
 from dflash_offline.store.manifest import read_manifest
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.facts import HARMLESS, read_facts
@@ -25,6 +26,16 @@ def test_the_resolved_config_repeats_the_run(lab, tiny_store, tmp_path, referenc
     assert repeated.rows.row_tokens == 128
     assert repeated.drafter.mask_token_id == 60
     assert as_toml(repeated, "train") == (reference_run / "train.toml").read_text()
+
+
+def test_more_anchors_than_a_row_has_tokens_are_refused(lab, tiny_store, tmp_path):
+    config = lab.make_config(tiny_store, tmp_path / "run", "rows.anchors=128")
+    assert check(config).facts.anchors == 128
+    with pytest.raises(UserError, match=r"rows\.anchors = 144, and a row has 128 tokens") as caught:
+        check(lab.make_config(tiny_store, tmp_path / "run", "rows.anchors=144"))
+    assert len(str(caught.value).splitlines()) == 3
+    with pytest.raises(UserError, match=r"rows\.anchors = 4194304, and a row has 512 tokens"):
+        check(lab.make_config(tiny_store, tmp_path / "run", "rows.anchors=4194304", "rows.row_tokens=none"))
 
 
 CHANGES = [
@@ -208,6 +219,12 @@ def test_stores_that_cannot_be_trained_on(lab, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_inside_of_the_store_is_refused(lab, tiny_store, tmp_path):
+    with pytest.raises(UserError, match="lies inside of the store") as caught:
+        check(lab.make_config(tiny_store, tiny_store / "runs" / "first"))
+    assert len(str(caught.value).splitlines()) == 3
+
+
 def test_a_mask_token_that_samples_hold_is_refused(lab, tiny_store, tmp_path):
     with pytest.raises(UserError, match=r"mask token 9 is not free: 35 of 35 samples hold it"):
         check(lab.make_config(tiny_store, tmp_path / "run", "drafter.mask_token_id=9"))
@@ -246,7 +263,7 @@ def test_a_new_run_mixes_with_nothing(lab, tiny_store, tmp_path, name):
     elif name == "a file":
         out.write_text("mine\n")
     before = sorted(out.rglob("*"))
-    with pytest.raises(UserError, match="holds .* but no run.json|is not a folder") as caught:
+    with pytest.raises(UserError, match="holds .* but no run.json|is not a folder|lies inside of the store") as caught:
         check(lab.make_config(tiny_store, out))
     assert len(str(caught.value).splitlines()) == 3
     assert sorted(out.rglob("*")) == before

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dflash_offline.train.order import ALL, TRAIN_SPLIT, RowOrder, samples_of
 from dflash_offline.train.packing import pack_rows
 from dflash_offline.train.slot import RowShape
 from dflash_offline.train.sweep.check import Device, find_devices, require_all
-from dflash_offline.train.sweep.sweep import planned
+from dflash_offline.train.sweep.sweep import absolute, config_text, planned, with_absolute_paths
 
 
 def refused(lab, store: Path, out: Path, base: dict | None = None, **own) -> UserError:
@@ -71,6 +72,60 @@ def test_rungs_lie_before_the_end_and_need_held_out_samples(lab, runs_lab, tiny_
     assert "halving.steps = [4, 12], and the run has 12 steps" in error.happened
     store = runs_lab.make_store(tmp_path / "s", num_held_out=0)
     assert "holds no held-out sample" in refused(lab, store, tmp_path / "out", fields={"seed": [1, 2]}).happened
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("eval_samples", [1, 5]),
+        ("steps", [12, 24]),
+        ("rows.rows_per_step", [1, 8]),
+        ("rows.row_tokens", [128, 256]),
+        ("rows.anchors", [16, 32]),
+        ("optim.decay_share", [0.2, 0.6]),
+        ("optim.final_share", [0.02, 0.1]),
+        ("optim.schedule", ["wsd", "cosine"]),
+    ],
+)
+def test_rungs_compare_no_runs_of_unlike_steps_or_exams(lab, tiny_store, tmp_path, name, values):
+    halving: dict[str, Any] = {"halving.steps": (4,)}
+    error = refused(lab, tiny_store, tmp_path / "out", fields={name: values, "seed": [1, 2]}, **halving)
+    assert f"the runs differ in {name} (" in error.happened
+    assert "halving.steps = [4]" in error.happened
+    planned(lab.config_of(tiny_store, tmp_path / "out", fields={name: values[:1], "seed": [1, 2]}, **halving), lab.base)
+    planned(lab.config_of(tiny_store, tmp_path / "out", fields={name: values, "seed": [1, 2]}), lab.base)
+
+
+def test_steps_of_some_runs_and_epochs_of_others_are_unlike_too(lab, tiny_store, tmp_path):
+    own: dict[str, Any] = {"strategy": "list", "runs": ({"steps": 12}, {"epochs": 2.0}), "halving.steps": (4,)}
+    config = lab.config_of(tiny_store, tmp_path / "out", **own)
+    with pytest.raises(UserError, match=r"the runs differ in steps \(.*\), epochs \("):
+        planned(config, {})
+
+
+@pytest.mark.parametrize("place", ["mine", "runs/mine"])
+def test_a_folder_inside_of_the_store_is_refused(lab, tiny_store, tmp_path, place):
+    (tmp_path / "link").symlink_to(tiny_store)
+    before = sorted(tiny_store.rglob("*"))
+    with pytest.raises(UserError, match="lies inside of the store") as caught:
+        lab.train_here(tiny_store, tmp_path / "link" / place, fields={"seed": [1, 2]})
+    assert len(str(caught.value).splitlines()) == 3
+    assert sorted(tiny_store.rglob("*")) == before
+
+
+def test_the_folder_of_first_weights_is_noted_so_that_any_folder_finds_it(lab, tiny_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inits = ["export", "none", "/elsewhere"]
+    meant = [str(tmp_path / "export"), "none", "/elsewhere"]
+    config = with_absolute_paths(lab.config_of(tiny_store, tmp_path / "out", fields={"drafter.init": inits}))
+    known = planned(config, absolute({"drafter.init": "export", "steps": 4}))
+    assert [run.overrides["drafter.init"] for run in known.runs] == meant
+    assert known.base == {"drafter.init": meant[0], "steps": 4}
+    written = tomllib.loads(config_text(config, known))
+    assert written["sweep"]["fields"]["drafter.init"] == meant
+    runs = tuple({"drafter": {"init": init}} for init in inits)
+    config = with_absolute_paths(lab.config_of(tiny_store, tmp_path / "out", strategy="list", runs=runs))
+    assert [run.overrides["drafter.init"] for run in planned(config, {}).runs] == meant
 
 
 def test_runs_that_a_card_has_no_room_for_are_refused(lab, tiny_store, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dflash_offline import UserError
 from dflash_offline.settings import resolve
+from dflash_offline.settings_text import as_toml
 from dflash_offline.train.config import TrainConfig
 from dflash_offline.train.sweep.choices import draws, runs_of
 from dflash_offline.train.sweep.config import SweepConfig
@@ -61,6 +62,31 @@ def test_draws_lie_in_their_ranges_and_do_not_depend_on_the_count():
     assert abs(sum(columns["loss.gamma"]) / 400 - 5.5) < 0.5
     assert all(value == float(f"{value:.4g}") for value in columns["optim.lr"])
     assert abs(math.log(sorted(columns["rows.anchors"])[200]) - math.log(64)) < 0.4
+
+
+def test_draws_do_not_depend_on_the_order_of_the_fields():
+    assert draws(dict(reversed(RANGES.items())), 50, seed=3) == draws(RANGES, 50, seed=3)
+
+
+RANGE = "{ low = 1e-3, high = 1e-1, scale = 'log' }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"loss.weights = ['decay', 'uniform']\noptim.lr = {RANGE}\noptim.warmup_share = [0.0, 0.1]\nseed = [1, 2]",
+        f"optim.lr = {RANGE}\nnoise = [0.0, 0.1]\ndrafter.num_layers = {{low = 1, high = 6, integer = true}}",
+    ],
+)
+@pytest.mark.parametrize("strategy", ["random", "grid"])
+def test_what_a_sweep_saves_has_the_same_runs_in_the_same_order(tmp_path, text, strategy):
+    """Tables stand behind lists in a file that TOML's rules order; a sweep goes on with its own file."""
+    text = text if strategy == "random" else re.sub(r"\{.*?\}", "[1, 2, 3]", text)
+    count = "count = 12\n" if strategy == "random" else ""
+    config = config_of(f"[sweep]\nstrategy = '{strategy}'\n{count}[sweep.fields]\n{text}\n", tmp_path)
+    (tmp_path / "sweep.toml").write_text(as_toml(config, "sweep"))
+    again = resolve(SweepConfig, name="sweep", file=tmp_path / "sweep.toml")
+    assert [list(run.items()) for run in runs_of(again)] == [list(run.items()) for run in runs_of(config)]
 
 
 def test_draws_end_where_no_combination_is_left():

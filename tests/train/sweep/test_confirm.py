@@ -13,7 +13,7 @@ from dflash_offline.train.sweep.sweep import confirm, make_folder_of, planned, s
 
 
 def test_the_best_runs_decode_once(lab, tmp_path):
-    own = {"store": "", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
+    own = {"store": "", "manifest": {}, "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
     runs = [RunRecord(number=i, overrides={}, state="finished", results=results(1.0 + i / 10)) for i in (1, 2, 3)]
     rung = {"step": 4, "acceptance_length": 9.0, "acceptance_length_cycles": 9.0, "is_kept": False}
     runs += [RunRecord(number=4, overrides={}, state="out", rungs=[rung])]
@@ -34,6 +34,26 @@ def test_the_best_runs_decode_once(lab, tmp_path):
     assert kept is not None
     assert [run.decoded and run.decoded["num_equal"] for run in kept.runs] == [7, 7, 7, None]
     assert "run 3 decoded with the target: 3.000 tokens a forward, 7/8 answers" in SweepReport(sweep).decoded()[1]
+
+
+def test_decodes_of_other_prompts_are_made_again(lab, tmp_path, capsys):
+    """What stands in one column of the ranking was measured on the same prompts."""
+    own = {"store": "", "manifest": {}, "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
+    runs = [RunRecord(number=i, overrides={}, state="finished", results=results(1.0 + i / 10)) for i in (1, 2)]
+    sweep = Sweep(folder=tmp_path, halving=None, runs=runs, ranking=[2, 1], **own)
+    asked: list[tuple[str, int | None]] = []
+
+    def examine(run_dir: Path, config: EvaluateConfig) -> dict:
+        asked.append((run_dir.name, config.limit))
+        return results(3.0) | {"num_equal": 2, "speed_up": 1.5, "num_prompts": config.limit or 8}
+
+    for most, limit in ((2, 2), (1, 5), (2, 5), (1, None)):
+        confirm(lab.config_of(tmp_path, tmp_path, confirm=most, confirm_limit=limit), sweep, Device("cpu"), examine)
+    assert asked == [("0002", 2), ("0001", 2), ("0002", 5), ("0001", 5), ("0002", None)]
+    kept = read_sweep(tmp_path)
+    assert kept is not None
+    assert [run.decoded and run.decoded["num_prompts"] for run in kept.runs] == [None, 8]
+    assert "runs 1, 2 decoded other prompts" in capsys.readouterr().err
 
 
 def test_a_target_that_is_missing_hides_no_ranking(lab, tiny_store, tmp_path, capsys):

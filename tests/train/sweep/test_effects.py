@@ -1,8 +1,11 @@
 """Ranking and main effects, against the formulas written out with numpy."""
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
-from dflash_offline.train.sweep.effects import main_effects, ranked, share_text
+from dflash_offline.train.sweep.effects import labels, main_effects, ranked, share_text
 from dflash_offline.train.sweep.plots import plot_effects
 from dflash_offline.train.sweep.record import DEFINITIONS, RunRecord, Sweep
 from dflash_offline.train.sweep.report import SweepReport
@@ -15,7 +18,7 @@ def finished(number: int, overrides: dict, length: float, parameters: int = 100)
 
 def sweep_of(folder, runs: list[RunRecord], halving=None) -> Sweep:
     fields = list(dict.fromkeys(name for run in runs for name in run.overrides))
-    own = {"store": "/store", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "base": {}}
+    own = {"store": "/store", "manifest": {}, "strategy": "grid", "count": None, "seed": None, "base": {}}
     return Sweep(folder=folder, fields=fields, halving=halving, runs=runs, **own)
 
 
@@ -56,15 +59,81 @@ def test_shares_and_means_are_those_of_the_slow_formula(tmp_path, seed):
     assert shares == sorted(shares, reverse=True)
 
 
-def test_many_numbers_are_cut_into_thirds(tmp_path):
+def test_many_numbers_are_put_into_three_groups_that_are_named_by_what_they_cover(tmp_path):
     runs = [finished(i, {"optim.lr": 10.0**-i, "seed": 1}, float(i)) for i in range(1, 10)]
     (effect,) = main_effects(sweep_of(tmp_path, runs))  # the seed has one value: no effect
     assert [(value["label"], value["num_runs"]) for value in effect["values"]] == [
-        ("low third", 3),
-        ("middle third", 3),
-        ("high third", 3),
+        ("1e-09 to 1e-07", 3),
+        ("1e-06 to 0.0001", 3),
+        ("0.001 to 0.1", 3),
     ]
     assert [value["mean"] for value in effect["values"]] == [8.0, 5.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        ([1] * 10 + [2, 3, 4, 5, 6, 7], {"1": 10, "2 to 4": 3, "5 to 7": 3}),
+        ([1, 2, 3, 4, 5, 6] + [7] * 10, {"1 to 3": 3, "4 to 6": 3, "7": 10}),
+        ([1, 2, 3] + [4] * 10 + [5, 6, 7], {"1 to 3": 3, "4": 10, "5 to 7": 3}),
+        ([1, 1.0, 2, 3, 4, 5, 6, 7], {"1": 2, "2 to 4": 3, "5 to 7": 3}),
+        ([0.5, None, 1, 2, 3, 4, 5, 6, None], {"0.5 to 1": 2, "2 to 3": 2, "4 to 6": 3, "not set": 2}),
+        ([3, 1, 2, "auto", None, 2], {"3": 1, "1": 1, "2": 2, "auto": 1, "not set": 1}),
+    ],
+    ids=str,
+)
+def test_equal_numbers_have_one_group_and_runs_without_one_have_another(values, found):
+    assert dict(Counter(labels(values))) == found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_three_groups_are_as_even_as_any_that_keep_equal_numbers_together(seed):
+    rng = np.random.default_rng(seed)
+    values = [int(value) for value in rng.zipf(1.6, 40) % 30]
+    distinct, counts = sorted(set(values)), Counter(values)
+    assert len(distinct) > 6
+    found = labels(values)
+    assert all(len({label for label, v in zip(found, values) if v == value}) == 1 for value in distinct)
+    cuts = itertools.combinations(range(1, len(distinct)), 2)
+    groups = [(distinct[:a], distinct[a:b], distinct[b:]) for a, b in cuts]
+    best = min(sum(sum(counts[value] for value in part) ** 2 for part in parts) for parts in groups)
+    assert sum(count**2 for count in Counter(found).values()) == best
+
+
+def test_one_run_without_a_number_leaves_the_others_in_their_groups(tmp_path):
+    runs = [finished(i, {"optim.lr": i / 100}, 2.0 + i % 3) for i in range(1, 9)] + [finished(9, {}, 2.0)]
+    (effect,) = main_effects(sweep_of(tmp_path, runs))
+    assert [value["num_runs"] for value in effect["values"]] == [2, 3, 3, 1]
+    assert effect["values"][-1]["label"] == "not set"
+    assert effect["share"] < 0.5
+
+
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        ([1, 2, 3, 4, 5], "each run is alone with its value"),
+        ([1, 2, 3, 4, 4], "3 of 5 runs are alone with their value"),
+        ([1, 2, 4, 4], None),
+    ],
+)
+def test_there_is_no_share_where_most_runs_are_alone_with_their_value(tmp_path, values, told):
+    """Whatever such a field is, nearly all of the variance lies between its values."""
+    runs = [finished(i, {"optim.lr": value}, 2.0 + i % 2) for i, value in enumerate(values, start=1)]
+    sweep = sweep_of(tmp_path, runs)
+    (effect,) = sweep.effects = main_effects(sweep)
+    assert (effect["share"] is None) == (told is not None)
+    if told is not None:
+        assert f"  optim.lr: no share of the variance, as {told}" in SweepReport(sweep).effects()
+        assert [value["num_runs"] for value in effect["values"]] == list(Counter(values).values())
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-15, 1e-12])
+def test_runs_that_differ_by_rounding_are_equal(tmp_path, noise):
+    length = 1.583395631066883
+    runs = [finished(i, {"seed": i % 2}, length * (1 + noise * i)) for i in range(3)]
+    (effect,) = main_effects(sweep_of(tmp_path, runs))
+    assert effect["share"] is None
+    assert share_text(effect) == "no share of the variance, as all runs are equal"
 
 
 def test_with_rungs_effects_are_those_of_the_first_one(tmp_path):

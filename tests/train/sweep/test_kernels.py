@@ -20,7 +20,7 @@ def sweep_of(folder: Path, states: list[str], with_kernels: list[int]) -> Sweep:
     found = Sweep(
         folder=folder,
         store="",
-        plan_sha256="",
+        manifest={},
         strategy="grid",
         count=None,
         seed=None,

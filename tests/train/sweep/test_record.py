@@ -8,10 +8,12 @@ import pytest
 from dflash_offline import UserError
 from dflash_offline.train.sweep.record import RunRecord, Sweep, merged, read_sweep
 
+MANIFEST = {"target": {"name": "t"}, "tap_layers": [0, 2], "codec": "raw", "num_segments": 4, "plan_sha256": "ab" * 32}
+
 
 def sweep_of(folder: Path, overrides: list[dict], **changes) -> Sweep:
     runs = [RunRecord(number=number, overrides=run) for number, run in enumerate(overrides, start=1)]
-    fields = {"plan_sha256": "ab" * 32, "strategy": "grid", "count": None, "seed": None, "fields": ["seed"]}
+    fields = {"manifest": MANIFEST, "strategy": "grid", "count": None, "seed": None, "fields": ["seed"]}
     fields |= {"base": {"steps": 12, "stall_s": 60}, "halving": {"steps": [4], "keep": 0.5}, "store": "/store"}
     return Sweep(folder=folder, runs=runs, **(fields | changes))
 
@@ -20,6 +22,7 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     sweep = sweep_of(tmp_path, [{"seed": 1}, {"drafter.taps": [0, 2]}])
     sweep.runs[0].rungs = [{"step": 4, "acceptance_length": 1.5, "acceptance_length_cycles": 1.4, "is_kept": True}]
     sweep.runs[1].error = "it broke"
+    sweep.segments, sweep.snapshot = "0-1,3", "cd" * 32
     sweep.ranking = [1]
     sweep.write()
     assert read_sweep(tmp_path) == sweep
@@ -39,11 +42,18 @@ def test_the_page_names_every_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, told", [("{", "is broken"), ('{"format": 1}', "is broken"), ('{"format": 9}', "format 9")]
+    "text, told", [("{", "is broken"), ('{"format": 2}', "is broken"), ('{"format": 9}', "format 9")]
 )
 def test_a_record_that_is_none_is_refused(tmp_path, text, told):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(UserError, match=told):
+        read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("segments", ["0-4", "none of them"])
+def test_segments_that_the_store_cannot_have_are_refused(tmp_path, segments):
+    sweep_of(tmp_path, [{"seed": 1}], segments=segments).write()
+    with pytest.raises(UserError, match="is broken"):
         read_sweep(tmp_path)
 
 
@@ -63,7 +73,10 @@ def test_added_runs_come_behind_the_old_ones(tmp_path):
         ({"base": {"steps": 13}}, "train.steps was 12 and is now 13"),
         ({"base": {"steps": 12, "noise": 0.1}}, "train.noise was None and is now 0.1"),
         ({"halving": None}, "halving was {'steps': [4], 'keep': 0.5} and is now None"),
-        ({"plan_sha256": "cd" * 32}, "the store's plan was 'abababababababab'"),
+        ({"manifest": MANIFEST | {"plan_sha256": "cd" * 32}}, "store.plan_sha256 was 'abababab"),
+        ({"manifest": MANIFEST | {"tap_layers": [2]}}, "store.tap_layers was [0, 2] and is now [2]"),
+        ({"manifest": MANIFEST | {"codec": "int8:4"}}, "store.codec was 'raw' and is now 'int8:4'"),
+        ({"manifest": MANIFEST | {"target": {"name": "u"}}}, "store.target.name was 't' and is now 'u'"),
         ({"overrides": [{"seed": 1}]}, "run 2 (seed=2) is no longer among them"),
     ],
 )

@@ -192,7 +192,8 @@ def test_runs_may_be_added_and_nothing_else_changed(lab, tiny_store, tmp_path):
 @pytest.mark.slow
 def test_the_exit_code_is_1_where_a_run_failed(lab, tiny_store, tmp_path):
     """A learning rate that spoils the weights ends its own run alone, and comes last at its rung."""
-    text = 'fields."optim.lr" = [1e30, 0.01, 0.02]\nhalving.steps = [6]\nhalving.keep = 0.6'
+    runs = '{ "optim.lr" = 1e6, "optim.weight_decay" = 1e6 }, { "optim.lr" = 0.01 }, { "optim.lr" = 0.02 }'
+    text = f"strategy = 'list'\nruns = [{runs}]\nhalving.steps = [6]\nhalving.keep = 0.6"
     file = lab.write_file(tmp_path, text, {"optim.clip": 0.0, "optim.name": "adamw", "dtype": "bfloat16"})
     process = lab.start_command(file, tiny_store, tmp_path / "out")
     stdout, stderr = process.communicate(timeout=LIMIT_S)

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def sweep(tmp_path) -> Sweep:
     runs = [RunRecord(number=i, overrides={"optim.lr": 0.01 * i}, device="cpu", steps=100) for i in (1, 2, 3)]
-    own = {"store": "", "plan_sha256": "", "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
+    own = {"store": "", "manifest": {}, "strategy": "grid", "count": None, "seed": None, "fields": [], "base": {}}
     return Sweep(folder=tmp_path, halving={"steps": [50], "keep": 0.5}, runs=runs, **own)
 
 
