@@ -212,7 +212,8 @@ def test_a_field_that_a_file_writes_twice_is_refused(tmp_path: Path, text: str, 
 def test_a_whole_number_beyond_all_floats_is_refused_by_name(tmp_path: Path, number: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"[train]\nrate = {number}\n")
-    for given in ({"file": file}, {"overrides": [f"rate={number}"]}):
+    ways: list[dict[str, Any]] = [{"file": file}, {"overrides": [f"rate={number}"]}]
+    for given in ways:
         with pytest.raises(
             UserError, match=r"rate = -?1000\d+\.\.\. \(401 digits\) is larger than any float"
         ) as caught:
